@@ -1,7 +1,7 @@
 """Bytes <-> packets of MQTT 3.1, 3.1.1 and 5; pure functions.
 
-A packet is a byte with its type and flags, the length of the rest as a variable byte integer, and the rest (MQTT 5
-section 2.1). What is the same for all versions is decoded once; properties are there with version 5 alone.
+A packet is a byte with its type and flags, the length of its content as a variable byte integer, and the content (MQTT
+5 section 2.1). One decoder of each packet type serves all versions; only MQTT 5 has properties.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,24 +45,25 @@ from martlet_mqtt.wire.properties import (
 __all__ = ["FILTERS_A_PACKET", "connect_version", "decode_in_steps", "decode_packet", "encode_packet", "packet_bytes"]
 
 LENGTH_BYTES_MAX: Final = 4
-# Names of the protocol with the levels that go with them; bridges of MQTT 3 set the upper bit of the level. Those of
-# MQTT 5 have options of SUBSCRIBE instead.
+# Protocol names with their levels. Bridges of MQTT 3 set the upper bit of the level; bridges of MQTT 5 use options of
+# SUBSCRIBE instead.
 _NAMES: Final = {"MQIsdp": (V3,), "MQTT": (V4, V5)}
 BRIDGE: Final = 0x80
-# The lower four bits of the first byte (MQTT 5 section 2.1.3); those of PUBLISH have a meaning.
+# Required flags, the lower four bits of the first byte (MQTT 5 section 2.1.3); 0 for types not listed. PUBLISH has free
+# flags.
 _FLAGS: Final[Mapping[int, int]] = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
 _WITH_WILL: Final = 0x04
 _WILL_FLAGS: Final = 0x3C
 _FAILURE: Final = 0x80
-# Topic filters in one packet; a session may have fewer.
+# Most topic filters in one packet; the limit of a session may be lower.
 FILTERS_A_PACKET: Final = 65_536
 
 
 def packet_bytes(data: bytes, at: int) -> int:
-    """Return the size of the packet at *at*; 0 if its length is not there yet.
+    """Return the size of the packet at *at*; 0 if its length field is not complete yet.
 
     Raises:
-      Malformed: its length has more than four bytes.
+      Malformed: the length field has more than four bytes.
     """
     value = shift = 0
     for end in range(at + 1, min(at + 1 + LENGTH_BYTES_MAX, len(data))):
@@ -77,11 +78,11 @@ def packet_bytes(data: bytes, at: int) -> int:
 
 
 def decode_packet(first: int, data: bytes, version: int) -> Packet:
-    """Return the packet with the first byte *first* and the content *data*, of a client or a broker.
+    """Return the packet of a client or a broker that has the first byte *first* and the content *data*.
 
     Raises:
-      Malformed: it is none.
-      MqttError: it is not allowed; ``reason`` is what the other side is to be told.
+      Malformed: the bytes are not a packet.
+      MqttError: the packet breaks the protocol; ``reason`` is the code to send to the other side.
     """
     number = first >> 4
     decode = _DECODERS.get(number)
@@ -93,7 +94,7 @@ def decode_packet(first: int, data: bytes, version: int) -> Packet:
 
 
 def decode_in_steps(first: int, data: bytes, version: int) -> Steps[Subscribe | Unsubscribe]:
-    """Return what decodes SUBSCRIBE or UNSUBSCRIBE in slices; like `decode_packet`."""
+    """Decode SUBSCRIBE or UNSUBSCRIBE in slices; otherwise like `decode_packet`."""
     _check_flags(first)
     is_subscribe = first >> 4 == PacketType.SUBSCRIBE
     return _subscribe_in_steps(data, version) if is_subscribe else _unsubscribe_in_steps(data, version)
@@ -106,7 +107,7 @@ def _check_flags(first: int) -> None:
 
 
 def connect_version(data: bytes) -> int:
-    """Return the version in which to answer the CONNECT with the content *data*, which may be damaged."""
+    """Return the version for the answer to a CONNECT with the content *data*, which may be damaged."""
     is_newest = data.startswith(b"\0\4MQTT") and len(data) > 6 and data[6] & ~BRIDGE >= V5
     return V5 if is_newest else V4
 
@@ -263,7 +264,7 @@ def _decode_suback(first: int, data: bytes, version: int) -> Suback:
 def _decode_unsuback(first: int, data: bytes, version: int) -> Unsuback:
     packet_id, at = _packet_id(data, 0)
     properties, at = _properties(data, at, version, PacketType.UNSUBACK)
-    if version != V5:  # it has no codes
+    if version != V5:  # UNSUBACK of MQTT 3 has no codes
         _check_end(at, data, PacketType.UNSUBACK)
     return Unsuback(packet_id, tuple(data[at:]), properties)
 
@@ -279,7 +280,7 @@ def _decode_pingresp(first: int, data: bytes, version: int) -> Pingresp:
 
 
 def _decode_reason(data: bytes, version: int, kind: PacketType) -> tuple[int, Properties]:
-    """Return the reason and the properties of DISCONNECT or AUTH, which both may leave out."""
+    """Return the reason and the properties of DISCONNECT or AUTH; the packet may omit both."""
     if not data:
         return ReasonCode.SUCCESS, NO_PROPERTIES
     if version != V5:
@@ -388,7 +389,7 @@ def _ack_content(packet: Ack, version: int) -> bytes:
 
 
 def _suback_codes(packet: Suback, version: int) -> tuple[int, ...]:
-    """The codes of *packet*; MQTT 3.1.1 has one for all failures."""
+    """Return the codes of *packet*; MQTT 3.1.1 has one code for all failures."""
     return packet.codes if version == V5 else tuple(min(code, _FAILURE) for code in packet.codes)
 
 

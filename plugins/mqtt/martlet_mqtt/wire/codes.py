@@ -34,7 +34,7 @@ class PacketType(IntEnum):
 
 @unique
 class ReasonCode(IntEnum):
-    """Why, in answers and in DISCONNECT (MQTT 5 section 2.4); from 0x80 on it is an error."""
+    """Reason codes of acknowledgements and DISCONNECT (MQTT 5 section 2.4); 0x80 and above are errors."""
 
     SUCCESS = 0x00  # also NORMAL_DISCONNECTION and GRANTED_QOS_0
     GRANTED_QOS_1 = 0x01
@@ -94,5 +94,5 @@ _RETURN_CODES: Final = {
 
 
 def return_code(reason: ReasonCode) -> int:
-    """Return the code of a CONNACK of MQTT 3.1 and 3.1.1 for *reason*."""
+    """Return the return code for *reason* in a CONNACK of MQTT 3.1 or 3.1.1."""
     return _RETURN_CODES.get(reason, 3)

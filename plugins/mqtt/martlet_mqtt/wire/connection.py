@@ -1,7 +1,7 @@
-"""One client as a state machine: bytes to packets, in the order of the table below, and its keep alive.
+"""The protocol of one client as a state machine: bytes to packets, their legal order (`TRANSITIONS`), and keep alive.
 
-A run of usual packets is one event (`scanner.py`). The version is that of CONNECT; before it, only CONNECT is allowed,
-and no packet longer than ``connect_bytes_max`` is received.
+A run of common packets is one event (`scanner.py`). CONNECT decides the version. Before it no other packet is allowed,
+and none longer than ``connect_bytes_max``.
 """
 
 import math
@@ -36,30 +36,30 @@ __all__ = ["ANY_BYTES", "PACKET_KEYS", "TRANSITIONS", "LargePublish", "Limits", 
 
 # A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 GRACE: Final = 1.5
-# An acknowledgement takes up to 10 us if the next one is not for the next packet, and counts as so many packets.
+# Packets that an acknowledgement counts as: it takes up to 10 us if the next one is not for the next identifier.
 ACK_ROOM: Final = 4
 
 ANY_BYTES: Final = 1 << 30
-# The settings that limit a packet, for those who are refused.
+# The settings that limit the size of a packet, for error texts.
 PACKET_KEYS: Final = "broker.message_bytes_max and mqtt.packet_bytes_max"
 
-# SUBSCRIBE and UNSUBSCRIBE that are longer are decoded in slices.
+# SUBSCRIBE and UNSUBSCRIBE packets longer than this are decoded in slices.
 LONG_BYTES: Final = 4096
-# A longer packet is not copied together with what came before and after it.
+# A packet longer than this is copied alone, not with the packets before and after it.
 LARGE_BYTES: Final = 1 << 20
 _WITH_FILTERS: Final = (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
 
 
 @final
 class LongPacket(NamedTuple):
-    """SUBSCRIBE or UNSUBSCRIBE that is not decoded yet."""
+    """A long SUBSCRIBE or UNSUBSCRIBE, not decoded yet; its steps decode it."""
 
     steps: Steps[Subscribe | Unsubscribe]
 
 
 @final
 class LargePublish(NamedTuple):
-    """A PUBLISH of MQTT 3 of *size* bytes, more than are accepted; its payload was passed over, and is empty."""
+    """A PUBLISH of MQTT 3 with *size* bytes, more than the limit; its payload was skipped, and is empty."""
 
     packet: Publish
     size: int
@@ -77,10 +77,10 @@ _TOLD_TO_NONE: Final = (ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR, 
 
 @unique
 class State(IntEnum):
-    NEW = 0  # CONNECT has to come
+    NEW = 0  # waits for CONNECT
     ACCEPTING = 1  # CONNECT came, and the broker decides; AUTH may come
     OPEN = 2
-    ENDED = 3  # nothing is read any more
+    ENDED = 3  # reads no more packets
 
 
 _OPEN: Final = (
@@ -94,7 +94,7 @@ _OPEN: Final = (
     PacketType.PINGREQ,
     PacketType.AUTH,
 )
-# What a client may send when. Any other packet breaks the protocol.
+# The packets that a client may send in each state, and the next state. Any other packet breaks the protocol.
 TRANSITIONS: Final[dict[tuple[State, int], State]] = {
     (State.NEW, PacketType.CONNECT): State.ACCEPTING,
     (State.ACCEPTING, PacketType.AUTH): State.ACCEPTING,
@@ -107,7 +107,7 @@ TRANSITIONS: Final[dict[tuple[State, int], State]] = {
 @final
 @final
 class Limits(NamedTuple):
-    """The most that a client may send, and the time it has for CONNECT."""
+    """The longest packets that a client may send, and its time for CONNECT."""
 
     connect_bytes_max: int = 65_536
     packet_bytes_max: int = 16 << 20
@@ -140,16 +140,16 @@ class MqttConnection:
         self._limits = limits
         self._names = names
         self._buffer = bytearray()
-        self._need = 2  # bytes without which no packet is complete
-        self._room = RUN_PACKETS_MAX  # how many more packets of runs may come in this turn
+        self._need = 2  # buffered bytes needed to continue
+        self._room = RUN_PACKETS_MAX  # packets of runs left in this turn
         self._heard = now
-        # A packet that is too large, and how many bytes of it are still to come.
+        # A packet over the limit, and the number of its bytes still to come.
         self._skipped: LargePublish | None = None
         self._skip = 0
         self._silence_s = limits.connect_s
         self.state = self._previous = State.NEW
         self.version = V4
-        # Whether errors may carry a reason string, and the largest packet that the client accepts.
+        # Whether errors may carry a reason string, and the largest packet in bytes that the client accepts.
         self.explains = True
         self.accepted_bytes_max = ANY_BYTES
         self.is_bridge = False
@@ -161,7 +161,7 @@ class MqttConnection:
     def receive_data(self, data: bytes, now: float) -> None:
         self._room = RUN_PACKETS_MAX
         if self.state is State.OPEN:
-            self._heard = now  # until then, every byte of a slow client would gain it time
+            self._heard = now  # not before OPEN, when each byte of a slow client would extend its time to connect
         if self._skip:
             passed = min(self._skip, len(data))
             self._skip -= passed
@@ -170,7 +170,7 @@ class MqttConnection:
             self._buffer += data
 
     def open(self, version: int, keep_alive_s: int, now: float) -> None:
-        """Note that the broker accepted the client, which sends something every *keep_alive_s*; 0 for any silence."""
+        """Note that the broker accepted the client. *keep_alive_s* is its keep alive, 0 for none."""
         self.state = State.OPEN
         self.version = version
         self._heard = now
@@ -211,7 +211,7 @@ class MqttConnection:
             del self._buffer[:at]
 
     def _run_at(self, data: bytes, at: int) -> tuple[Event | None, int]:
-        """Return the run of packets at *at*, and where it ends; None if the codec must decode the packet there."""
+        """Return the run of packets at *at* and its end; None and *at* if the codec must decode the packet there."""
         room = self._room or RUN_PACKETS_MAX
         if data[at] in PUBLISH_FIRST:
             run = scan_publishes(data, at, self.version, self._names, self._limits.packet_bytes_max, room)
@@ -219,15 +219,15 @@ class MqttConnection:
                 return None, at
             self._room = room - len(run.ends)
             return run, run.ends[-1]
-        found = scan_acks(data, at, max(room // ACK_ROOM, 1))
-        if found is None:
+        acks = scan_acks(data, at, max(room // ACK_ROOM, 1))
+        if acks is None:
             return None, at
-        self._room = max(room - ACK_ROOM * len(found[0].ids), 0)
-        return found
+        self._room = max(room - ACK_ROOM * len(acks[0].ids), 0)
+        return acks
 
     @property
     def is_turn_over(self) -> bool:
-        """Whether the runs of this read have so many packets that others must have their turn before the next event."""
+        """Whether the runs of this read had `RUN_PACKETS_MAX` packets, and other clients must have their turn."""
         return not self._room
 
     def _size_at(self, data: bytes, at: int) -> int:
@@ -245,9 +245,9 @@ class MqttConnection:
         return size
 
     def _may_pass_over(self, first: int) -> bool:
-        """Return whether a packet that is too large, with the first byte *first*, does not end the connection.
+        """Return whether to skip a packet over the limit with the first byte *first*, instead of disconnecting.
 
-        A client of MQTT 3 does not know the limit, and sends a PUBLISH again whenever it connects.
+        A client of MQTT 3 does not know the limit, and would send its PUBLISH again at each connection.
         """
         return self.state is State.OPEN and self.version != V5 and first >> 4 == PacketType.PUBLISH
 
@@ -255,9 +255,9 @@ class MqttConnection:
         return end - at > self._limits.packet_bytes_max and self._may_pass_over(data[at])
 
     def _pass_over(self, data: bytes, at: int, end: int) -> tuple[LargePublish | None, int]:
-        """Return the PUBLISH at *at* without its payload, which is not kept, and where the rest of *data* begins.
+        """Skip the payload of the PUBLISH at *at*; return the packet without it, and the position after it in *data*.
 
-        None if more bytes have to come: for its head, or of the payload.
+        The packet is None if bytes of its head or payload are still to come.
         """
         head, size = _content_at(data, at), len(data)
         begin = head + 2 + int.from_bytes(data[head : head + 2]) + (2 if data[at] & 6 else 0)
@@ -273,7 +273,7 @@ class MqttConnection:
         return event, end
 
     def _large_packet(self) -> Packet | LongPacket:
-        """Take the packet at the beginning of the buffer out of it, with one copy at a time."""
+        """Remove the complete packet at the beginning of the buffer and return it; copies it only once."""
         buffer, end = self._buffer, self._need
         self._need = 2
         with memoryview(buffer) as view:
@@ -300,31 +300,31 @@ class MqttConnection:
         return packet
 
     def farewell(self, error: Exception) -> bytes:
-        """Return CONNACK or DISCONNECT with the reason; nothing for a client of MQTT 3 that is connected."""
+        """Return CONNACK or DISCONNECT for *error*; empty for a connected client of MQTT 3."""
         reason = reason_of(error)
-        # An error in DISCONNECT is answered, too.
+        # ENDED by DISCONNECT: an error in that packet is answered, too.
         before = self._previous if self.state is State.ENDED else self.state
         self.state = State.ENDED
         if before is State.NEW and self.version != V5 and reason not in _TOLD_TO_ALL:
-            return b""  # it may not speak MQTT at all
+            return b""  # the client may not speak MQTT at all
         return self.refusal(reason, str(error), before)
 
     def refusal(self, reason: ReasonCode, text: str, before: State, properties: Properties | None = None) -> bytes:
-        """Return the last packet to a client in state *before*; empty if there is none for its version."""
+        """Return the last packet to a client in state *before*; empty if its version has none."""
         if before is State.ENDED:
             return b""
         if self.version != V5:
             is_told = before is not State.OPEN and reason not in _TOLD_TO_NONE
             return encode_packet(Connack(False, return_code(reason)), V4) if is_told else b""
-        found = properties or Properties({})
+        known = properties or Properties({})
         if before is State.OPEN:
-            return self.explained(Disconnect(reason, found), text if self.explains else "")
-        return self.explained(Connack(False, reason, found), text)
+            return self.explained(Disconnect(reason, known), text if self.explains else "")
+        return self.explained(Connack(False, reason, known), text)
 
     def explained(self, packet: Explained, text: str) -> bytes:
-        """Return *packet* for a client of MQTT 5 with *text* as its reason string, unless that makes it too large.
+        """Return *packet* encoded in MQTT 5, with *text* as its reason string unless that makes it too large.
 
-        It is empty if the client does not accept even the packet alone [MQTT-3.1.2-24].
+        Empty if the packet is too large for the client even without the text [MQTT-3.1.2-24].
         """
         if text:
             properties = packet.properties.having(Property.REASON_STRING, text)
@@ -347,7 +347,7 @@ class MqttConnection:
 
 
 def _content_at(data: Buffer, at: int) -> int:
-    """Return where the content of the packet at *at* begins, after its length."""
+    """Return the position at which the content of the packet at *at* begins, after its length field."""
     head = at + 2
     while data[head - 1] > 127:
         head += 1

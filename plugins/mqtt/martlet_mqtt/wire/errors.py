@@ -1,4 +1,4 @@
-"""Protocol errors, with the reason code for the client."""
+"""Protocol errors, with their reason codes."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ __all__ = ["Malformed", "MqttError", "NotAccepted", "reason_of"]
 _REASONS: Final = {
     Reason.BUSY: ReasonCode.QUOTA_EXCEEDED,
     Reason.ILLEGAL: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
-    Reason.MALFORMED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,  # a value that is no number: the packet is well-formed
+    Reason.MALFORMED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,  # a value is malformed, but the packet is not
     Reason.NO_PERMISSION: ReasonCode.NOT_AUTHORIZED,
     Reason.UNAVAILABLE: ReasonCode.QUOTA_EXCEEDED,
     Reason.NO_TOPIC: ReasonCode.TOPIC_NAME_INVALID,
@@ -18,7 +18,7 @@ _REASONS: Final = {
 
 
 class MqttError(RemoteProtocolError):
-    """The client broke the protocol; ``reason`` is what its DISCONNECT or CONNACK says."""
+    """The client broke the protocol; ``reason`` is the code of the DISCONNECT or CONNACK that it gets."""
 
     def __init__(self, text: str, reason: ReasonCode = ReasonCode.PROTOCOL_ERROR) -> None:
         super().__init__(text)
@@ -26,18 +26,18 @@ class MqttError(RemoteProtocolError):
 
 
 class Malformed(MqttError):
-    """Bytes that are no packet."""
+    """The bytes are not a packet."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, ReasonCode.MALFORMED_PACKET)
 
 
 class NotAccepted(MqttError):
-    """A valid packet asks for what this broker does not do; an acknowledgement can say so."""
+    """A valid packet asks for something that this broker does not do; its acknowledgement can carry the reason."""
 
 
 def reason_of(error: Exception) -> ReasonCode:
-    """Return the reason code that tells a client about *error*."""
+    """Return the reason code for *error*."""
     if isinstance(error, MqttError):
         return error.reason
     if isinstance(error, Refused):

@@ -1,8 +1,8 @@
-"""Topic names, topic filters, shared subscriptions and client identifiers: what is allowed (MQTT 5 sections 4.7, 4.8).
+"""Checks of topic names, topic filters, shared subscriptions and client identifiers (MQTT 5 sections 4.7, 4.8).
 
-Like Mosquitto, the broker also refuses control characters in all of them, which nobody could see in a list. Wildcards
-in client identifiers and user names are allowed: phone numbers, Base64 and mail addresses have them. Who puts such a
-name into a pattern escapes it.
+Like Mosquitto, the broker also refuses control characters in all of them: nobody could see them in a list. Client
+identifiers and user names may contain wildcards, because phone numbers, Base64 and mail addresses do. Code that puts
+such a name into a pattern escapes it.
 """
 
 import re
@@ -35,7 +35,7 @@ __all__ = [
 NAMES_KEPT: Final = 50_000
 NAMES_KEPT_BYTES: Final = 16 << 20
 LEVELS_MAX: Final = 200
-# Names that only the broker publishes to begin with it, and wildcards at a filter's first level do not match them.
+# The first character of names to which only the broker publishes. Wildcards at a filter's first level do not match it.
 HIDDEN: Final = "$"
 SHARE: Final = "$share/"
 # The beginning of client identifiers that the broker chooses.
@@ -43,7 +43,7 @@ AUTOMATIC: Final = "auto-"
 _SHOWN: Final = 80
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 WILDCARD: Final = re.compile(r"[+#]")
-# A level with a wildcard and something else, or # before the last level.
+# A level that contains a wildcard and other characters, or # before the last level.
 _MISPLACED: Final = re.compile(r"[^/][+#]|\+[^/]|#.")
 
 
@@ -74,7 +74,7 @@ def check_filter(topic_filter: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise `ConfigError` unless names may begin with ``mqtt.response_prefix``, which may be empty."""
+    """Raise `ConfigError` unless topic names may begin with *prefix* (``mqtt.response_prefix``); empty is allowed."""
     try:
         if prefix:
             check_name(prefix)
@@ -85,20 +85,20 @@ def check_prefix(prefix: str) -> None:
 
 
 def response_prefix(prefix: str, client_id: str) -> str:
-    """Return the name below which responses for a client go: below *prefix*, with one level for its identifier."""
+    """Return the first levels of a client's response topics: *prefix*, and one level for *client_id*, escaped."""
     return f"{prefix}/{quote(client_id, safe='@:')}"
 
 
 def is_shared(topic_filter: str) -> bool:
-    """Return whether *topic_filter* is that of a shared subscription."""
+    """Return whether *topic_filter* is a shared subscription."""
     return topic_filter.startswith(SHARE)
 
 
 def split_shared(topic_filter: str) -> SharedFilter | None:
-    """Return the parts of a shared subscription [MQTT-4.8.2-1, MQTT-4.8.2-2]; None if *topic_filter* is no such one.
+    """Return the parts of a shared subscription [MQTT-4.8.2-1, MQTT-4.8.2-2]; None if *topic_filter* is not shared.
 
     Raises:
-      MqttError: the group is empty or has a wildcard, or there is no filter.
+      MqttError: the group is empty or has a wildcard, or the filter is empty.
     """
     if not topic_filter.startswith(SHARE):
         return None
@@ -136,10 +136,11 @@ def _invalid(what: str, text: str, why: str, reason: ReasonCode) -> MqttError:
 
 @final
 class Name:
-    """A topic name that messages may be published to, with what a record of such a message holds.
+    """A valid topic name, with values for the records of its messages.
 
-    ``raw`` is its UTF-8, ``topic`` the platform topic that has its messages, ``code`` the tag code of RocketMQ,
-    ``place`` a number that chooses the queue, and ``properties`` those of a message without its own, by its QoS.
+    ``raw`` is its UTF-8, ``topic`` the platform topic of its messages, ``code`` RocketMQ's tag code, and ``place`` a
+    number that chooses the queue. ``properties`` are, by QoS, the encoded properties of a record whose message has no
+    properties of its own.
     """
 
     __slots__ = ("code", "place", "properties", "raw", "text", "topic")
@@ -156,7 +157,7 @@ class Name:
 
 @final
 class Names:
-    """The names that were published to, by their UTF-8; shared by all connections.
+    """A cache of valid names by their UTF-8, shared by all connections.
 
     *topic_of* returns the platform topic of a name.
     """
@@ -168,16 +169,16 @@ class Names:
         self._bytes = 0
 
     def find(self, name: str) -> Name:
-        """Return *name*. Raises `MqttError` (TOPIC_NAME_INVALID) if messages must not be published to it."""
+        """Return the `Name` of *name*. Raises `MqttError` (TOPIC_NAME_INVALID) if clients must not publish to it."""
         raw = name.encode()
-        found = self.table.get(raw)
-        if found is None:
+        known = self.table.get(raw)
+        if known is None:
             self._check(name, raw)
-            found = self._keep(Name(name, self._topic_of(name)))
-        return found
+            known = self._keep(Name(name, self._topic_of(name)))
+        return known
 
     def is_valid(self, name: str) -> bool:
-        """Return whether messages may be published to *name*; the tag of another protocol's message may be any text."""
+        """Return whether *name* is valid; other protocols' messages may have any text as their tag."""
         raw = name.encode()
         try:
             if raw not in self.table:
@@ -196,14 +197,14 @@ class Names:
             raise NotAccepted(text, ReasonCode.TOPIC_NAME_INVALID)
 
     def find_raw(self, raw: bytes) -> Name:
-        """Return the name with the UTF-8 *raw*. Raises `Malformed` as well."""
+        """Return the `Name` with the UTF-8 *raw*. Raises as `find`, and `Malformed` if *raw* is not UTF-8."""
         try:
             return self.find(raw.decode())
         except UnicodeDecodeError as error:
             raise Malformed(f"topic name {raw[:_SHOWN]!r} is not UTF-8; send UTF-8") from error
 
     def learn(self, raw: bytes) -> Name | None:
-        """Return the name with the UTF-8 *raw*; None if messages must not be published to it."""
+        """Return the `Name` with the UTF-8 *raw*; None if it is invalid."""
         try:
             return self.find_raw(raw)
         except MqttError:

@@ -1,4 +1,4 @@
-"""MQTT's packets as records, of both sides; the codec makes them of bytes and bytes of them."""
+"""Packets of clients and brokers as records; `codec.py` converts between packets and bytes."""
 
 from typing import TypeAlias, final
 
@@ -39,9 +39,10 @@ class Will(Struct, frozen=True):
 
 @final
 class Connect(Struct, frozen=True):
-    """CONNECT: who the client is, and which session it wants; ``version`` is the protocol level.
+    """CONNECT: the client's identity, its session options and its will; ``version`` is the protocol level.
 
-    ``is_bridge`` says that another broker connects with MQTT 3, as Mosquitto's bridges do: the upper bit of the level.
+    ``is_bridge`` is the upper bit of the level: the client is a bridge of another broker that speaks MQTT 3, such as
+    Mosquitto's.
     """
 
     client_id: str
@@ -66,7 +67,7 @@ class Connack(Struct, frozen=True):
 
 @final
 class Publish(Struct, frozen=True):
-    """PUBLISH; ``packet_id`` is 0 with QoS 0, and ``topic`` empty with an alias that is known."""
+    """PUBLISH; ``packet_id`` is 0 with QoS 0, and ``topic`` is empty if a known alias replaces it."""
 
     topic: str
     payload: bytes
@@ -79,7 +80,7 @@ class Publish(Struct, frozen=True):
 
 @final
 class Ack(Struct, frozen=True):
-    """PUBACK, PUBREC, PUBREL or PUBCOMP, which is its ``kind``."""
+    """PUBACK, PUBREC, PUBREL or PUBCOMP, according to ``kind``."""
 
     kind: PacketType
     packet_id: int
@@ -89,7 +90,7 @@ class Ack(Struct, frozen=True):
 
 @final
 class FilterSubscription(Struct, frozen=True):
-    """A topic filter and its options (MQTT 5 section 3.8.3.1); MQTT 3 has the QoS only."""
+    """A topic filter and its options (MQTT 5 section 3.8.3.1); MQTT 3 has only the QoS."""
 
     topic_filter: str
     qos: int = 0
@@ -109,7 +110,7 @@ class Subscribe(Struct, frozen=True):
 
 @final
 class Suback(Struct, frozen=True):
-    """SUBACK: a code for each subscription."""
+    """SUBACK: one code for each subscription."""
 
     packet_id: int
     codes: tuple[int, ...]
@@ -127,7 +128,7 @@ class Unsubscribe(Struct, frozen=True):
 
 @final
 class Unsuback(Struct, frozen=True):
-    """UNSUBACK: a code for each filter; none with MQTT 3."""
+    """UNSUBACK: one code for each filter; none with MQTT 3."""
 
     packet_id: int
     codes: tuple[int, ...] = ()

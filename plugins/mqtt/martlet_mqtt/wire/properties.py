@@ -1,6 +1,6 @@
 """Properties of MQTT 5 packets (section 2.2.2): their types, the packets that may have them, and their bytes.
 
-A list of properties is its length and, for each, an identifier and a value of the type that belongs to it.
+A list of properties is its length, followed by an identifier and a value of the identifier's type for each property.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,10 +32,10 @@ __all__ = [
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
 VARINT_BYTES_MAX: Final = 4
-# What one packet may have, so that none keeps others waiting for long: a user property takes 5 to 10 us.
+# Longest list in one packet, so that decoding it does not delay other clients: a user property takes 5 to 10 us.
 PROPERTIES_BYTES_MAX: Final = 65_536
 USER_PROPERTIES_MAX: Final = 1000
-# The place of the properties of a will, which are in CONNECT, too.
+# The *place* of a will's properties: CONNECT has two lists.
 WILL: Final = 0
 
 
@@ -72,7 +72,7 @@ class Property(IntEnum):
     SHARED_SUBSCRIPTION_AVAILABLE = 42
 
 
-# A byte with 0 or 1, numbers, a string, bytes, and a pair of strings.
+# Types of values: a byte of 0 or 1, numbers, a string, bytes, and a pair of strings.
 _FLAG, _U16, _U32, _VARINT, _TEXT, _DATA, _PAIR = range(7)
 _P: TypeAlias = Property
 _ALL: Final = frozenset(PacketType) - {PacketType.PINGREQ, PacketType.PINGRESP}
@@ -93,7 +93,7 @@ _MESSAGE: Final = frozenset((PacketType.PUBLISH, WILL))
 _CONNECTS: Final = frozenset((PacketType.CONNECT, PacketType.CONNACK))
 _CONNACK: Final = frozenset((PacketType.CONNACK,))
 _CONNECT: Final = frozenset((PacketType.CONNECT,))
-# Each property: its type, and where it may be.
+# For each property, its type and the packets that may have it.
 _TABLE: Final[Mapping[int, tuple[Property, int, frozenset[int]]]] = {
     kind.value: (kind, type_, frozenset(places))
     for kind, type_, places in (
@@ -132,7 +132,7 @@ _NOT_ZERO: Final = frozenset((_P.RECEIVE_MAXIMUM, _P.MAXIMUM_PACKET_SIZE, _P.TOP
 
 @final
 class Properties:
-    """The properties of a packet, by identifier; user properties and subscription identifiers may be there often."""
+    """The properties of a packet, by identifier; user properties and subscription identifiers may repeat."""
 
     __slots__ = ("_values", "identifiers", "user")
 
@@ -147,32 +147,32 @@ class Properties:
         self.identifiers = tuple(identifiers)
 
     def get(self, which: Property) -> Any:
-        """Return a value of any type; None if it is not there."""
+        """Return the value of property *which*, of any type; None if absent."""
         return self._values.get(which)
 
     def having(self, which: Property, value: Any) -> "Properties":
-        """Return these properties with *which* set to *value*."""
+        """Return a copy with *which* set to *value*."""
         return Properties({**self._values, which: value}, self.user, self.identifiers)
 
     def without(self, which: Property) -> "Properties":
-        """Return the other properties."""
+        """Return a copy without *which*."""
         if which not in self._values:
             return self
         rest = {each: value for each, value in self._values.items() if each is not which}
         return Properties(rest, self.user, self.identifiers)
 
     def number(self, which: Property, default: int) -> int:
-        """Return a number or flag; *default* if it is not there."""
+        """Return the number or flag *which*; *default* if absent."""
         found: int = self._values.get(which, default)
         return found
 
     def text(self, which: Property) -> str | None:
-        """Return a string; None if it is not there."""
+        """Return the string *which*; None if absent."""
         found: str | None = self._values.get(which)
         return found
 
     def data(self, which: Property) -> bytes | None:
-        """Return bytes; None if they are not there."""
+        """Return the bytes *which*; None if absent."""
         found: bytes | None = self._values.get(which)
         return found
 
@@ -199,10 +199,10 @@ NO_PROPERTIES: Final = Properties({})
 
 
 def decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the variable byte integer at *at*, and where it ends.
+    """Return the variable byte integer at *at*, and the position after it.
 
     Raises:
-      Malformed: it has more than four bytes, or the data ends before it does.
+      Malformed: it has more than four bytes, or is cut off.
     """
     value = shift = 0
     for end in range(at, min(at + VARINT_BYTES_MAX, len(data))):
@@ -227,7 +227,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_data(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the bytes with a length of two bytes at *at*, and where they end. Raises `Malformed`."""
+    """Return the bytes at *at*, which follow a two-byte length, and the position after them. Raises `Malformed`."""
     begin = at + 2
     if begin > len(data):
         raise Malformed("a length goes beyond its packet")
@@ -238,10 +238,10 @@ def decode_data(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def decode_text(data: bytes, at: int) -> tuple[str, int]:
-    """Return the UTF-8 string at *at*, and where it ends.
+    """Return the UTF-8 string at *at*, and the position after it.
 
     Raises:
-      Malformed: it is not UTF-8, or contains U+0000 [MQTT-1.5.4-1, MQTT-1.5.4-2].
+      Malformed: the string is cut off, is not UTF-8, or contains U+0000 [MQTT-1.5.4-1, MQTT-1.5.4-2].
     """
     raw, end = decode_data(data, at)
     if 0 in raw:
@@ -253,12 +253,12 @@ def decode_text(data: bytes, at: int) -> tuple[str, int]:
 
 
 def encode_data(data: bytes) -> bytes:
-    """Return *data*, at most 65,535 bytes, after its length."""
+    """Return *data*, at most 65,535 bytes, preceded by its two-byte length."""
     return U16.pack(len(data)) + data
 
 
 def encode_text(text: str) -> bytes:
-    """Return *text*, at most 65,535 bytes, as a UTF-8 string."""
+    """Return *text*, at most 65,535 bytes, as UTF-8 preceded by its two-byte length."""
     return encode_data(text.encode())
 
 
@@ -271,11 +271,11 @@ def allowed_in(which: Property, place: int) -> bool:
 
 
 def decode_properties(data: bytes, at: int, place: int) -> tuple[Properties, int]:
-    """Return the properties at *at* of a packet of type *place* (or `WILL`), and where they end.
+    """Return the properties at *at* in a packet of type *place* (or `WILL`), and the position after them.
 
     Raises:
       Malformed: a property is unknown, not allowed here, or cut off.
-      MqttError: one that may be there once is there twice, or has a value that is not allowed.
+      MqttError: a property occurs twice that may occur once, or has a value that is not allowed.
     """
     size, at = decode_varint(data, at)
     if not size:
@@ -289,7 +289,7 @@ def decode_properties(data: bytes, at: int, place: int) -> tuple[Properties, int
     values: dict[Property, Any] = {}
     user: list[tuple[str, str]] = []
     identifiers: list[int] = []
-    data = data[:end]  # so that no value goes beyond
+    data = data[:end]  # so that no value extends beyond the list
     while at < end:
         number, at = decode_varint(data, at)
         entry = _TABLE.get(number)
@@ -335,7 +335,7 @@ def _decode_value(data: bytes, at: int, which: Property, type_: int) -> tuple[An
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """Return *properties* with their length."""
+    """Return the encoded *properties*, preceded by their length."""
     if not properties:
         return b"\0"
     parts = [_encode_value(which, value) for which, value in properties._values.items()]
@@ -346,7 +346,7 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def encode_user(user: Iterable[tuple[str, str]]) -> list[bytes]:
-    """Return each user property as it is within a list of properties."""
+    """Return each user property encoded, with its identifier."""
     return [b"\x26" + encode_text(name) + encode_text(value) for name, value in user]
 
 

@@ -1,8 +1,8 @@
-"""Finds the usual packets in what was received, many at a time; pure functions.
+"""Scanners for runs of the most common packets in the receive buffer; pure functions.
 
-A publisher or subscriber at full speed sends the same kind of packet again and again: PUBLISH with neither RETAIN nor
-properties, and acknowledgements of four bytes. These are taken out of the received bytes without an object for each.
-All others are left to the codec, and so is every packet with an error.
+A client at full speed sends the same kind of packet again and again: PUBLISH without RETAIN and properties, or
+acknowledgements of four bytes. The scanners decode a run of them without an object for each packet. The codec decodes
+all other packets, and reports every error.
 """
 
 import re
@@ -23,7 +23,7 @@ _ACK_RUNS: Final = {
     for first in (0x40, 0x50, 0x62, 0x70)
 }
 ACK_BYTES: Final = 4
-# What one turn of the event loop handles takes 3 to 8 ms with this many.
+# Packets in one turn of the event loop: handling this many takes 3 to 8 ms.
 RUN_PACKETS_MAX: Final = 1024
 
 
@@ -31,8 +31,8 @@ RUN_PACKETS_MAX: Final = 1024
 class PublishRun(NamedTuple):
     """Consecutive PUBLISH packets with one QoS, without RETAIN, DUP and properties.
 
-    ``ids`` has two bytes for each, and is empty with QoS 0. Packet *i* is in ``data`` before ``ends[i]``, the first
-    one from ``start`` on.
+    ``ids`` has two bytes for each packet, and is empty with QoS 0. Packet *i* is in ``data`` from ``ends[i - 1]`` to
+    ``ends[i]``; the first packet begins at ``start``.
     """
 
     qos: int
@@ -57,12 +57,12 @@ def scan_publishes(
 ) -> PublishRun | None:
     """Return the run of PUBLISH packets at *at*; None if the codec must decode the packet there.
 
-    A run ends before a packet of another kind, one that is incomplete or not usual, one with a name that is not
-    allowed, one of more than *bytes_max*, and after *packets_max* packets.
+    The run ends after *packets_max* packets, or before a packet that is of another kind or incomplete, or has RETAIN,
+    DUP, properties, an invalid name, or more than *bytes_max* bytes.
     """
     first = data[at]
     qos = first >> 1 & 3
-    found: list[Name] = []
+    run_names: list[Name] = []
     bodies: list[bytes] = []
     ids: list[bytes] = []
     ends: list[int] = []
@@ -78,7 +78,7 @@ def scan_publishes(
                 break
             size, head = data[at + 1], at + 2
             if size > 127:
-                if 0 < data[head] < 128:  # a length of two bytes, as most packets have
+                if 0 < data[head] < 128:  # a length field of two bytes, the common case
                     size, head = size & 127 | data[head] << 7, head + 1
                 else:
                     size, head = _long_size(data, at, end)
@@ -102,39 +102,39 @@ def scan_publishes(
         if stop > end or begin > stop:
             break
         assert name is not None
-        found.append(name)
+        run_names.append(name)
         bodies.append(data[begin:stop])
         if qos:
             ids.append(packet_id)
         ends.append(stop)
         at = stop
-    return PublishRun(qos, found, bodies, ids, data, start, ends) if ends else None
+    return PublishRun(qos, run_names, bodies, ids, data, start, ends) if ends else None
 
 
 def _long_size(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return the size of the rest of the packet at *at*, and where that begins; one beyond the end if unknown."""
+    """Return the size of the content of the packet at *at*, and the position where it begins; both *end* if unknown."""
     value = shift = 0
     for place in range(at + 1, min(at + 5, end)):
         byte = data[place]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            # A length with more bytes than necessary is decoded and encoded again [MQTT-1.5.5-1].
+            # The codec handles a length field with more bytes than necessary [MQTT-1.5.5-1].
             return (value, place + 1) if byte else (end, end)
         shift += 7
     return end, end
 
 
 def scan_acks(data: bytes, at: int, packets_max: int = RUN_PACKETS_MAX) -> tuple[AckRun, int] | None:
-    """Return the run of acknowledgements at *at*, and where it ends; None if the codec must decode the packet there.
+    """Return the run of acknowledgements at *at* and its end; None if the codec must decode the packet there.
 
-    It ends after *packets_max* packets.
+    The run ends after *packets_max* packets.
     """
     match = _ACK_RUNS[data[at]].match(data, at, at + ACK_BYTES * packets_max) if data[at] in _ACK_RUNS else None
     if match is None:
         return None
     end = match.end()
-    found = data[at:end]
-    pairs = bytearray(len(found) // 2)
-    pairs[0::2] = found[2::ACK_BYTES]
-    pairs[1::2] = found[3::ACK_BYTES]
-    return AckRun(PacketType(found[0] >> 4), unpack(f">{len(pairs) // 2}H", pairs)), end
+    run = data[at:end]
+    ids = bytearray(len(run) // 2)
+    ids[0::2] = run[2::ACK_BYTES]
+    ids[1::2] = run[3::ACK_BYTES]
+    return AckRun(PacketType(run[0] >> 4), unpack(f">{len(ids) // 2}H", ids)), end
