@@ -1,4 +1,4 @@
-"""Session expiry, keep alive and limits, as CONNECT and CONNACK negotiate them (MQTT 5 sections 3.1.2, 3.2.2); pure."""
+"""Session expiry, keep alive and limits, negotiated by CONNECT and CONNACK (MQTT 5 sections 3.1.2, 3.2.2); pure."""
 
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.shared.context import Context
@@ -11,7 +11,7 @@ __all__ = ["connack_properties", "expiry_of", "keep_alive_of"]
 
 
 def expiry_of(connect: Connect, config: MqttConfig) -> int:
-    """Return how long the session stays after the client left; 0 if it ends then."""
+    """Return the session expiry in seconds after the client left; 0 if the session ends with the connection."""
     limit = config.session_expiry_max_s
     if connect.version == V5:
         return min(connect.properties.number(Property.SESSION_EXPIRY, 0), limit)
@@ -19,7 +19,7 @@ def expiry_of(connect: Connect, config: MqttConfig) -> int:
 
 
 def keep_alive_of(connect: Connect, config: MqttConfig) -> int:
-    """Return how often the client must send something; 0 for never."""
+    """Return the client's keep alive in seconds; 0 for none."""
     asked_s, limit = connect.keep_alive_s, config.keep_alive_max_s
     return limit if connect.version == V5 and (not asked_s or asked_s > limit) else asked_s
 
@@ -30,8 +30,8 @@ def connack_properties(
     """Return the properties of CONNACK.
 
     Args:
-      keep_alive_s: the effective value, like *expiry_s*; included if the client asked for another one.
-      proof: authentication method and data that end enhanced authentication.
+      keep_alive_s, expiry_s: the negotiated values; included if they differ from CONNECT.
+      proof: authentication method and final data of enhanced authentication.
       is_assigned: whether the broker chose the client identifier.
     """
     if connect.version != V5:

@@ -1,4 +1,4 @@
-"""One accepted client: its session, the parts that work for it, and its end."""
+"""One accepted client: its session, its parts, and its end."""
 
 from collections.abc import Mapping
 from typing import Final, final
@@ -38,8 +38,8 @@ def complain(context: Context, peer: Peer, connect: Connect, what: str, why: str
 class Client:
     """An accepted client: its connection, its session, and the parts that serve it; made by `Handshake`.
 
-    What only publishers need, and what only subscribers need, is made when the client uses it: many clients do one of
-    both, and each part costs time at CONNECT and memory as long as the connection lasts.
+    The parts for publishers and for subscribers are made at their first use: many clients do only one of both, and each
+    part costs time at CONNECT and memory while the connection lasts.
     """
 
     __slots__ = (
@@ -78,18 +78,18 @@ class Client:
         self.session = session
         self.connect = connect
         self.wills = wills
-        self.missed: int | None = 0  # messages removed before it returned (`count_missed`); None if not known
-        self.has_ended = False  # the client said that it goes, so that its will is not published
-        self.has_left = False  # it is detached from its session
-        self.greeting: Connack | None = None  # before it is sent
-        self.outgoing: Outgoing | None = None  # once it follows the log
+        self.missed: int | None = 0  # messages removed before the client returned (`count_missed`); None for unknown
+        self.has_ended = False  # the client sent DISCONNECT, so its will is not published
+        self.has_left = False  # the client is detached from its session
+        self.greeting: Connack | None = None  # the CONNACK until it is sent
+        self.outgoing: Outgoing | None = None  # set once the client follows the log
         self._incoming: Incoming | None = None
         self._subscriptions: ClientSubscriptions | None = None
         self._sys = sys_topics
 
     @property
     def identity(self) -> Identity:
-        """Who the client is."""
+        """The client's identity."""
         return self.peer.identity
 
     def send(self, packet: Connack | Ack) -> None:
@@ -97,7 +97,7 @@ class Client:
         self.peer.send(encode_packet(packet, self.connection.version))
 
     def greet(self, greeting: Connack) -> None:
-        """Tell the client that it is accepted."""
+        """Open the connection, and send *greeting*."""
         connect = self.connect
         self.greeting = None
         self.connection.open(connect.version, keep_alive_of(connect, self.context.config), trio.current_time())
@@ -107,7 +107,7 @@ class Client:
         self.context.counters.connections += 1
 
     def _details(self, connect: Connect, greeting: Connack) -> str:
-        """Return what the log says of a client that has connected."""
+        """Return the description of a new connection for the program's log."""
         kind = "bridge of MQTT" if connect.is_bridge else "MQTT"
         session = "its session goes on" if greeting.session_present else "new session"
         return f"{kind} {_VERSIONS[connect.version]}, keep alive {connect.keep_alive_s} s, {session}"
@@ -115,22 +115,22 @@ class Client:
     def complain(self, what: str, why: str) -> None:
         complain(self.context, self.peer, self.connect, what, why)
 
-    # parts, which are made when they are used
+    # parts, made at their first use
 
     @property
     def incoming(self) -> Incoming:
-        """The part that stores the messages of the client."""
+        """The part that stores the client's messages."""
         if self._incoming is None:
             self._incoming = Incoming(self.peer, self.connection, self.context, self.gate, self.session, self.connect)
         return self._incoming
 
     @property
     def subscriptions(self) -> ClientSubscriptions:
-        """Its subscriptions, and with them ``outgoing``."""
+        """The client's subscriptions; making them sets ``outgoing``, too."""
         return self._subscriptions or self.follow(is_old=False)
 
     def follow(self, *, is_old: bool) -> ClientSubscriptions:
-        """Follow the log for the client, from where an old session is. Raises `Refused`."""
+        """Follow the log, with *is_old* from the position of the client's session. Raises `Refused`."""
         peer, context, gate, session = self.peer, self.context, self.gate, self.session
         start = start_of(session) if is_old else None
         self.outgoing = Outgoing(peer, context, gate, session, self.connect, start)
@@ -142,18 +142,18 @@ class Client:
     # the end
 
     def lose(self, reason: str) -> None:
-        """Disconnect: another connection has the session."""
+        """Disconnect the client: another connection takes its session over."""
         self.end(ReasonCode.SESSION_TAKEN_OVER, reason)
         self.leave()
 
     def lose_changes(self, reason: str) -> None:
-        """Disconnect: a commit failed, so the session is again as it was stored before."""
-        self.greeting = None  # a client that was not told yet is not accepted
+        """Disconnect the client: a commit failed, and its session falls back to the stored state."""
+        self.greeting = None  # a client without CONNACK is not accepted
         self.end(ReasonCode.QUOTA_EXCEEDED, reason)
         self.leave()
 
     def say_goodbye(self) -> None:
-        """Tell the client that the broker stops, and where else to connect."""
+        """Disconnect the client because the broker stops, with the server reference of the configuration."""
         elsewhere = self.context.config.server_reference
         if elsewhere:
             properties = Properties({Property.SERVER_REFERENCE: elsewhere})
@@ -162,20 +162,20 @@ class Client:
             self.end(ReasonCode.SERVER_SHUTTING_DOWN, "the broker stops")
 
     def kick(self) -> None:
-        """Disconnect the client, because an administrator wants it."""
+        """Disconnect the client because an administrator asked for it."""
         self.end(ReasonCode.ADMINISTRATIVE_ACTION, "an administrator disconnected the client")
 
     def end(self, reason: ReasonCode, text: str, properties: Properties | None = None) -> None:
-        """Disconnect the client, and tell it why."""
+        """Disconnect the client, with *reason* and *text*."""
         if self.greeting is not None:
             self.greet(self.greeting)
-        if self.connection.state is not State.ENDED:  # else it knows already why
+        if self.connection.state is not State.ENDED:  # otherwise it got its last packet already
             self.peer.send(self.connection.refusal(reason, text, self.connection.state, properties))
             self.connection.end()
         self.peer.close(text)
 
     def leave(self) -> None:
-        """Detach from the session, and drop the parts: the client is gone."""
+        """Detach the client from its session, and drop its parts: the client is gone."""
         if self.has_left:
             return
         self.has_left = True
@@ -190,7 +190,7 @@ class Client:
         if clients.get(self.connect.client_id) is self:
             del clients[self.connect.client_id]
 
-    # what administrators see
+    # for administrators
 
     @property
     def is_stored(self) -> bool:
@@ -199,16 +199,16 @@ class Client:
 
     @property
     def dropped(self) -> int:
-        """How many messages of QoS 0 it did not get because it was too slow."""
+        """The number of QoS 0 messages dropped because the client was too slow."""
         return self.outgoing.dropped if self.outgoing is not None else 0
 
     @property
     def filters(self) -> Mapping[str, bytes]:
-        """The filters of its session, as `grant_of` takes them."""
+        """The topic filters of its session, with their options as `grant_of` takes them."""
         return self.session.filters
 
     def described(self) -> dict[str, object]:
-        """Return what a list of clients says about it."""
+        """Return the client's row in the list of clients."""
         connect, session = self.connect, self.session
         return {
             "user": self.peer.identity.name,

@@ -1,6 +1,6 @@
 """The handshake with one client: CONNECT, enhanced authentication, and CONNACK once its session is open.
 
-`logins.py` finds out who a client is, `agreement.py` negotiates the values of CONNECT and CONNACK; both are used here.
+It uses `logins.py` to authenticate the client, and `agreement.py` to negotiate the values of CONNECT and CONNACK.
 """
 
 from collections.abc import Awaitable, Iterator
@@ -35,7 +35,7 @@ __all__ = ["ClientHolder", "Handshake"]
 class ClientHolder(Protocol):
     """The owner of a connection's client; `MqttHandler` is one.
 
-    ``client`` is None until its session is open, and the session can be refused even then.
+    ``client`` is None until the session is open; the client can be refused even after that.
     """
 
     client: Client | None
@@ -43,10 +43,7 @@ class ClientHolder(Protocol):
 
 @final
 class Handshake:
-    """Accepts the client of *connect* for *holder*, or turns it away.
-
-    Later the client proves again who it is, if it asks for that.
-    """
+    """Accepts the client of *connect* for *holder*, or refuses it; the client may authenticate again later."""
 
     __slots__ = ("_connect", "_connection", "_context", "_holder", "_login", "_peer", "_sys", "_wills")
 
@@ -69,10 +66,10 @@ class Handshake:
         self._sys = sys_topics
         self._login: EnhancedLogin | None = None
 
-    # who the client is
+    # authentication
 
     def accept(self) -> Awaitable[None] | None:
-        """Accept the client at once if nothing has to be asked for that: a task for each costs as much as the rest."""
+        """Accept the client; at once if nothing must be awaited: a task costs as much as the rest of the handshake."""
         broker, config, connect = self._context.broker, self._context.config, self._connect
         rest: Awaitable[None] | None = None
         with self._turning_away():
@@ -99,7 +96,7 @@ class Handshake:
         await self._open_when_settled()
 
     def authenticate_more(self, packet: Auth) -> Awaitable[None] | None:
-        """Go on with enhanced authentication, or do it again. Raises `Refused` and `MqttError`."""
+        """Continue enhanced authentication, or start it again in an open connection. Raises `Refused`, `MqttError`."""
         login, client = self._login, self._holder.client
         if login is None:
             raise MqttError("AUTH came, but CONNECT had no authentication method", ReasonCode.PROTOCOL_ERROR)
@@ -107,7 +104,7 @@ class Handshake:
         login.take(packet, is_open=is_open)
         if not is_open:
             return self._prove_in_turn(login, packet.properties)
-        self._peer.start(self._prove_again, login, packet.properties)  # other packets need not wait
+        self._peer.start(self._prove_again, login, packet.properties)  # a task, so that other packets need not wait
         return None
 
     async def _prove_in_turn(self, login: EnhancedLogin, properties: Properties) -> None:
@@ -128,7 +125,7 @@ class Handshake:
         try:
             answer = await login.answer(properties)
             if self._connection.state is not State.OPEN:
-                return  # it ended meanwhile
+                return  # the connection ended meanwhile
             if isinstance(answer, Identity) and answer != self._peer.identity:
                 text = f"user {self._peer.identity.name!r} proves to be {answer.name!r} now; connect again"
                 raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
@@ -143,7 +140,7 @@ class Handshake:
         self._peer.send(encode_packet(packet, self._connection.version))
 
     def _fail(self, reason: ReasonCode, text: str) -> None:
-        """End an open connection: the client could not prove who it is."""
+        """End an open connection, because the client failed to authenticate again."""
         client = self._holder.client
         if client is not None and not client.has_left:
             client.complain("disconnected", text)
@@ -151,14 +148,14 @@ class Handshake:
 
     @contextmanager
     def _turning_away(self) -> Iterator[None]:
-        """Refuse the client if it cannot be accepted."""
+        """Refuse the client if the block raises `Refused` or `MqttError`."""
         try:
             yield
         except Refused as refused:
             reason = login_reason(refused, is_enhanced=self._login is not None) or reason_of(refused)
             self._turn_away(reason, str(refused))
         except MqttError as error:
-            # MQTT 3 has no reason for a will that the broker does not accept, but the client must learn of it.
+            # MQTT 3 has no return code for a will that the broker does not accept, but the client must learn of it.
             is_will = isinstance(error, NotAccepted) and error.reason == ReasonCode.TOPIC_NAME_INVALID
             is_told = is_will and self._connect.version != V5
             self._turn_away(ReasonCode.NOT_AUTHORIZED if is_told else error.reason, str(error))
@@ -174,10 +171,10 @@ class Handshake:
         self._connection.end()
         self._peer.close(text)
 
-    # its session
+    # the session
 
     async def _open_when_settled(self) -> None:
-        """Accept the client when it is known what failed commits left of its session, which usually is so at once."""
+        """Accept the client once the state of its session after failed commits is known, usually at once."""
         await self._context.broker.sessions.wait_settled(PROTOCOL, self._connect.client_id)
         with self._turning_away():
             rest = self._open()
@@ -185,10 +182,10 @@ class Handshake:
                 await rest
 
     def _open(self) -> Awaitable[None] | None:
-        """Attach to the session, and begin. Raises `Refused` and `MqttError`."""
+        """Attach the client to its session, and begin or resume it. Raises `Refused` and `MqttError`."""
         context, connect = self._context, self._connect
         if self._connection.state is not State.ACCEPTING:
-            return None  # the time to connect was over while a thread checked who it is
+            return None  # the connection ended while a thread checked the password
         gate = context.broker.gate(self._peer.identity)
         client_id, is_assigned = connect.client_id, not connect.client_id
         if is_assigned:
@@ -225,7 +222,7 @@ class Handshake:
         return None
 
     def _check_fits(self, answer: Connack) -> None:
-        """Raise `MqttError` unless the client accepts *answer*, which says what it must know."""
+        """Raise `MqttError` if *answer* is too large for the client, which needs all its properties."""
         connection = self._connection
         limit = connection.accepted_bytes_max
         if limit < ANY_BYTES and (size := len(encode_packet(answer, connection.version))) > limit:
@@ -233,7 +230,7 @@ class Handshake:
             raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
 
     def _take_over(self, client_id: str) -> None:
-        """Disconnect another client of this identifier [MQTT-3.1.4-3]."""
+        """Disconnect another client of this identifier [MQTT-3.1.4-3]. Raises `MqttError` if another user has it."""
         other = self._context.clients.get(client_id)
         if other is None:
             return
@@ -245,7 +242,7 @@ class Handshake:
     def _open_session(
         self, gate: Gate, connect: Connect, expiry_s: int | None, *, is_known: bool
     ) -> tuple[Client, bool]:
-        """Return the client with its session, and whether this existed before. Raises `Refused`."""
+        """Return the client with its session, and whether the session is an old one. Raises `Refused`."""
         is_stored = expiry_s != 0 or connect.will is not None
         if is_known or is_stored:
             client, is_old = self._attach(gate, connect, connect.client_id, expiry_s)
@@ -269,17 +266,17 @@ class Handshake:
             self._holder.client.lose_changes(reason)
 
     def _begin(self, client: Client, will: bytes, *, is_old: bool) -> None:
-        """Go on with the session of *client*, which keeps *will* from now on. Raises `Refused` and `MqttError`."""
+        """Begin or resume delivery, and store *will* in the session of *client*. Raises `Refused` and `MqttError`."""
         session = client.session
         if is_old:
             client.follow(is_old=True)
         else:
-            session.where = self._context.feed.tail_position  # it needs nothing earlier
+            session.where = self._context.feed.tail_position  # a new session needs nothing earlier
         self._wills.of_returned(session)
-        session.keep(will)  # last, because nothing of a client that is refused is published
+        session.keep(will)  # last, because the will of a refused client must not be published
 
     def _resume(self, client: Client) -> Awaitable[None] | None:
-        """Go on with the subscriptions of *client*, and answer then: in slices if there are many."""
+        """Resume the subscriptions of *client*, in slices if there are many; then send CONNACK."""
         subscriptions = client.subscriptions
         if subscriptions.takes_slices():
             return self._resume_in_slices(client, subscriptions.resume())
@@ -287,7 +284,7 @@ class Handshake:
         return _begin_delivery(client)
 
     async def _resume_in_slices(self, client: Client, steps: Steps[None]) -> None:
-        """Go on with the subscriptions of *client*, which counts as accepted: others may take its session over."""
+        """Resume the subscriptions of *client*, an accepted client whose session others may take over meanwhile."""
         broker = self._context.broker
         with self._turning_away():
             await broker.turns.finish(steps)
@@ -298,7 +295,7 @@ class Handshake:
 
 
 def _begin_delivery(client: Client) -> Awaitable[None] | None:
-    """Tell *client* that it is accepted, send it what there is, and count what it missed."""
+    """Send CONNACK, begin delivery to *client*, and count the messages that it missed."""
     outgoing = client.subscriptions.outgoing
     assert client.greeting is not None
     client.greet(client.greeting)

@@ -1,4 +1,4 @@
-"""Who a client is: user name and password, a client certificate, or enhanced authentication (MQTT 5 section 4.12)."""
+"""Authentication: user name and password, a client certificate, or enhanced authentication (MQTT 5 section 4.12)."""
 
 from typing import Final, final
 
@@ -20,9 +20,9 @@ _ANY_BYTES: Final = 1 << 30
 
 
 def needs_password_check(authentication: Authentication, connect: Connect, proved: Identity) -> bool:
-    """Return whether user name and password say who the client is; otherwise it is *proved*, as its certificate says.
+    """Return whether to check user name and password; otherwise the client has the identity *proved* by certificate.
 
-    A user name without a password is enough if it is that of the certificate.
+    A user name without a password is enough if the certificate has the same name.
 
     Raises:
       MqttError: the user name is not allowed.
@@ -35,7 +35,7 @@ def needs_password_check(authentication: Authentication, connect: Connect, prove
 
 
 def login_reason(refused: Refused, *, is_enhanced: bool) -> ReasonCode | None:
-    """Return the reason code for a login that was *refused*; None if it is none of a login."""
+    """Return the reason code for a login that was *refused*; None if *refused* has another cause."""
     if refused.reason is Reason.CREDENTIALS:
         return ReasonCode.NOT_AUTHORIZED if is_enhanced else ReasonCode.BAD_USER_NAME_OR_PASSWORD
     return ReasonCode.BAD_AUTHENTICATION_METHOD if refused.reason is Reason.NOT_SUPPORTED and is_enhanced else None
@@ -43,9 +43,9 @@ def login_reason(refused: Refused, *, is_enhanced: bool) -> ReasonCode | None:
 
 @final
 class EnhancedLogin:
-    """The AUTH exchange of one client with the method of its CONNECT, which it may repeat later.
+    """The AUTH exchange with the method of a client's CONNECT; the client may repeat it later.
 
-    User name and password are not looked at. ``final`` has the method and what the broker said last.
+    User name and password are ignored. ``final`` has the method and the broker's last authentication data.
     """
 
     __slots__ = ("_authentication", "_connect", "_exchange", "_is_asking", "_steps", "final", "method")
@@ -60,11 +60,10 @@ class EnhancedLogin:
         self._steps = 0
 
     def take(self, packet: Auth, *, is_open: bool) -> None:
-        """Check that *packet* may come now; `answer` must be called next.
+        """Check that *packet* may come now; the caller then calls `answer`.
 
         Raises:
-          MqttError: it may not.
-          Refused: the method is not offered any more.
+          MqttError: the packet breaks the order of the exchange, or has another method.
         """
         method = packet.properties.text(Property.AUTHENTICATION_METHOD)
         if method is None:
@@ -81,10 +80,10 @@ class EnhancedLogin:
         self._is_asking = True
 
     async def answer(self, properties: Properties) -> Auth | Identity:
-        """Return AUTH with which the broker goes on, or who the client is.
+        """Return the next AUTH of the exchange, or the client's identity at its end.
 
         Raises:
-          Refused: the client has proved nothing, or the method is unknown.
+          Refused: the proof is wrong, or the method is not offered.
           MqttError: the exchange takes too many steps, or its answer is too large for the client.
         """
         if self._exchange is None:
@@ -104,11 +103,11 @@ class EnhancedLogin:
         return self._checked(Auth(ReasonCode.CONTINUE_AUTHENTICATION, self.final))
 
     def success(self) -> Auth:
-        """Return AUTH that ends a later exchange. Raises `MqttError` if it is too large for the client."""
+        """Return the AUTH that ends a repeated exchange. Raises `MqttError` if it is too large for the client."""
         return self._checked(Auth(ReasonCode.SUCCESS, self.final))
 
     def _with(self, data: bytes) -> Properties:
-        """Return the method, which the broker repeats [MQTT-4.12.0-5], and *data*."""
+        """Return properties with the method [MQTT-4.12.0-5] and *data*. Raises `MqttError` if *data* is too long."""
         values: dict[Property, object] = {Property.AUTHENTICATION_METHOD: self.method}
         if len(data) > DATA_BYTES_MAX:
             raise MqttError(f"method {self.method!r} says {len(data)} bytes at once", ReasonCode.UNSPECIFIED_ERROR)

@@ -1,4 +1,4 @@
-"""Counts what a client missed: messages that retention removed while it was away."""
+"""Counting the messages that a client missed, because retention removed them while it was away."""
 
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
@@ -18,27 +18,27 @@ __all__ = ["count_missed", "topics_of_durable"]
 
 
 def topics_of_durable(rules: TopicRules, filters: Mapping[str, bytes]) -> set[str]:
-    """Return the topics from which a session with *filters* gets messages that were published while it was away."""
-    found: set[str] = set()
+    """Return the topics whose messages a session with *filters* gets even if published while its client was away."""
+    topics: set[str] = set()
     for topic_filter, options in filters.items():
         if grant_of(topic_filter, options).subscription.qos and not is_shared(topic_filter):
-            found.update(rules.topics_of(topic_filter))
-            if len(found) == len(rules.topics):
+            topics.update(rules.topics_of(topic_filter))
+            if len(topics) == len(rules.topics):
                 break
-    return found
+    return topics
 
 
 def count_missed(client: "Client") -> Awaitable[None] | None:
-    """Count what *client* missed; call this before its cursor moves. Await the result, if there is one, at any time."""
+    """Count the messages that *client* missed, before its cursor moves; await the result, if not None, at any time."""
     session, broker = client.session, client.context.broker
     first, steps = broker.store.first_position, broker.sessions.missed.count(PROTOCOL, session.state)
-    if session.position >= first:  # only topics with a retention of their own have removed some
+    if session.position >= first:  # the log is complete; only topics with their own retention removed messages
         return _count_rest(client, begin(steps))
     count = finish_now(steps)
     _note(client, count)
     if count:
         with suppress(Refused):
-            session.move(first)  # so that it is not counted again
+            session.move(first)  # so that these messages are not counted again
     return None
 
 

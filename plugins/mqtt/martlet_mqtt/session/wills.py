@@ -1,7 +1,7 @@
 """Wills: messages that the broker publishes for clients that are gone (MQTT 5 section 3.1.2.5).
 
-The session of a client with a will keeps it, so that it is published after a crash of the broker, too. It is published
-in one atomic group with the note that removes it from the session.
+A will is stored in its client's session, so that it is published even after a crash of the broker. The broker publishes
+it in one atomic group with the note that removes it from the session.
 """
 
 import math
@@ -31,21 +31,21 @@ __all__ = ["Wills", "check_will", "decode_will", "encode_will"]
 
 AGAIN_S: Final = 10.0
 NO_HOST: Final = bytes(8)
-# Steps of a slice that publishing one will counts as: it takes 100 to 300 us.
+# Steps that publishing a will counts as in a slice: it takes 100 to 300 us.
 STEPS_A_WILL: Final = 32
-# Of a will with many user properties, each of which takes as long as a step or two.
+# Bytes of a will that count as one more step: each user property takes as long as a step or two.
 WILL_BYTES_A_STEP: Final = 8
 STEPS_A_LOOK: Final = 4
-# Times that count no longer are removed when there are so many more than times that count.
+# Stale times are removed once this many more are in the heap than valid ones.
 SPARE: Final = 1000
 
 
 def check_will(context: Context, gate: Gate, will: Will) -> bytes:
-    """Return what a session keeps for *will*.
+    """Check *will*; return its encoding for the session.
 
     Raises:
-      Refused: the client of *gate* may not publish it.
-      MqttError: it cannot be published, or is too large for a session.
+      Refused: the client of *gate* may not publish the will.
+      MqttError: the will cannot be published, or is too large for a session.
     """
     packet = _packet(will)
     check_response_topic(packet)
@@ -70,14 +70,14 @@ def _packet(will: Will) -> Publish:
 
 
 def encode_will(will: Will) -> bytes:
-    """Return what a session keeps for *will*: its delay in seconds, and the packet to publish."""
+    """Return the encoding of *will* for the session: its delay in seconds, and the packet to publish."""
     packet = _packet(will)
     delay_s = will.properties.number(Property.WILL_DELAY, 0)
     return encode_varint(min(delay_s, (1 << 28) - 1)) + encode_packet(packet, V5)
 
 
 def decode_will(data: bytes) -> tuple[int, Publish]:
-    """Return the delay and the packet of `encode_will`. Raises `MqttError`."""
+    """Return the delay in seconds and the packet of `encode_will`. Raises `MqttError`."""
     delay_s, at = decode_varint(data, 0)
     end = at + packet_bytes(data, at)
     head = at + 2
@@ -94,19 +94,18 @@ class Wills:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._due: list[tuple[float, str]] = []  # a heap of times on trio's clock, and client identifiers
-        self._latest: dict[str, float] = {}  # the time that counts, by identifier
-        # Clients that said DISCONNECT lately: their sessions may still keep the will, if the disk was full.
+        self._due: list[tuple[float, str]] = []  # a heap of times on trio's clock, with client identifiers
+        self._latest: dict[str, float] = {}  # the valid time of each client; other times in the heap are stale
+        # Clients that sent DISCONNECT lately: their sessions may still have the will, if the disk was full.
         self._unwanted: set[str] = set()
-        # Clients whose will should have been published by now, and whether it was, unless that commit fails: then
-        # their sessions still keep it.
+        # Clients whose will is due, and whether it was published. If that commit fails, the session still has the will.
         self._overdue: dict[str, bool] = {}
         self._woken = trio.Event()
 
     # storing
 
     def _publish(self, client_id: str, owner: str, data: bytes, changes: JointChanges) -> None:
-        """Publish the will *data* of *owner*, together with *changes*; a will that may not be published is dropped.
+        """Publish the will *data* as user *owner*, together with *changes*; drop a will that may not be published.
 
         Raises:
           Refused: the store accepts nothing at the moment.
@@ -123,11 +122,11 @@ class Wills:
             self._context.counters.wills += not self._overdue.get(client_id)
 
     def _publish_overdue(self, client_id: str, owner: str, data: bytes, changes: JointChanges) -> None:
-        """Like `_publish`, for a will that is due now, whether the commit fails or not. Raises `Refused`."""
+        """Like `_publish`, for a will that is due: it stays due if the commit fails. Raises `Refused`."""
         self._overdue.setdefault(client_id, False)
         self._publish(client_id, owner, data, changes)
         self._overdue[client_id] = True
-        self.publish_later(client_id, AGAIN_S)  # which sees whether the commit failed
+        self.publish_later(client_id, AGAIN_S)  # looks whether the commit failed
 
     def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges) -> None:
         context, (_, packet) = self._context, decode_will(data)
@@ -141,7 +140,7 @@ class Wills:
         except Refused as refused:
             if not packet.retain or refused.reason is not Reason.BUSY:
                 raise
-            # There may never be room for another retained message, but subscribers can have it now.
+            # There may never be room for another retained message, but current subscribers can get the will.
             context.complaints.warn("the will of client %r is published but not retained; %s", client_id, refused)
             store(context, gate, replace(packet, retain=False), name, NO_HOST, client_id, changes)
 
@@ -150,12 +149,12 @@ class Wills:
         self._context.complaints.warn("the will of client %r is not %s yet, trying again; %s", client_id, what, error)
         self.publish_later(client_id, AGAIN_S)
 
-    # a client goes, or comes back
+    # a client leaves or returns
 
     def of_gone(self, session: Session, *, is_wanted: bool) -> None:
         """Publish the will of the client that leaves *session*, now or after its delay; drop it unless *is_wanted*.
 
-        If the session ends now, `Session.leave` does the rest.
+        If the session ends now, the caller's `Session.leave` publishes or drops the will (`ending`).
         """
         has_session = self._context.broker.sessions.live.has(session)
         if has_session and not session.data:
@@ -164,13 +163,13 @@ class Wills:
         if not kept.data:
             return
         if has_session:
-            self._unwanted.discard(client_id)  # that was an earlier will
+            self._unwanted.discard(client_id)  # the mark was for an earlier will
             self._overdue.pop(client_id, None)
         delay_s = _delay_of(kept)
         try:
             if not is_wanted or client_id in self._unwanted:
                 self._unwanted.add(client_id)
-                self.publish_later(client_id, AGAIN_S)  # which sees whether the session keeps it no more
+                self.publish_later(client_id, AGAIN_S)  # looks whether the session still has the will
                 if kept.expiry_s:
                     session.keep(b"")
             elif delay_s > 0 and client_id not in self._overdue:
@@ -181,7 +180,7 @@ class Wills:
             self._try_again(client_id, error)
 
     def _publish_now(self, session: Session) -> None:
-        """Publish the will that *session* keeps, which ends if it expires at once. Raises `Refused`."""
+        """Publish the will of *session*; end the session if its expiry is 0. Raises `Refused`."""
         changes, data = session.changes(), session.data
         if session.expiry_s:
             changes.keep(b"")
@@ -190,7 +189,7 @@ class Wills:
         self._publish_overdue(session.name, session.owner, data, changes)
 
     def _stored(self, session: Session) -> Session | SessionState:
-        """Return what is stored of *session*, whose last changes were lost, or *session* if that is not known."""
+        """Return the stored state of *session*, whose last changes were lost; *session* itself while it is unknown."""
         sessions = self._context.broker.sessions
         if not session.name or not sessions.is_settled(PROTOCOL, session.name):
             return session
@@ -198,16 +197,16 @@ class Wills:
         return state if state is not None else SessionState("", "", 0, 0)
 
     def of_returned(self, session: Session) -> None:
-        """Drop the will that *session* kept while its client was away; publish it if that is overdue.
+        """Drop the will in *session* because its client returned; publish a will that is due.
 
         Raises:
-          Refused: it cannot be published now.
+          Refused: the will cannot be published now.
         """
         client_id, data = session.name, session.data
         if not (data or self._latest):
             return
         if client_id in self._unwanted or (client_id in self._overdue and not data):
-            return  # it was removed or published; somebody looks soon whether that commit failed
+            return  # the will was removed or published; `_publish_due` looks later whether that commit failed
         if data and (client_id in self._overdue or not _delay_in(data)):
             changes = session.changes()
             changes.keep(b"")
@@ -216,7 +215,7 @@ class Wills:
             self._latest.pop(client_id, None)
 
     def end(self, session: Session) -> None:
-        """End *session*, which the client does not want; publish the will that it keeps (MQTT 5 section 3.1.3.2.2).
+        """End *session*, because the client asks for a new one; publish its will (MQTT 5 section 3.1.3.2.2).
 
         Raises:
           Refused: the store accepts nothing at the moment.
@@ -241,14 +240,14 @@ class Wills:
     # later
 
     def publish_later(self, client_id: str, delay_s: float) -> None:
-        """Publish the will that the session of *client_id* keeps after *delay_s*, unless a client comes back."""
+        """Publish the will in the session of *client_id* after *delay_s*, unless the client returns before."""
         at = self._latest[client_id] = trio.current_time() + delay_s
         heappush(self._due, (at, client_id))
         if self._due[0][1] == client_id or self._has_many_stale:
             self._woken.set()
 
     async def run(self) -> None:
-        """Publish delayed wills, until cancelled; those of before the start first."""
+        """Publish delayed wills, beginning with wills from before the broker's start, until cancelled."""
         turns = self._context.broker.turns
         await turns.finish(self._find_all())
         while True:
@@ -275,7 +274,7 @@ class Wills:
         return len(self._due) > 2 * len(self._latest) + SPARE
 
     def _remove_stale(self) -> Steps[None]:
-        """Remove the times of clients that came back, in slices."""
+        """Remove stale times from the heap, in slices."""
         before, self._due = self._due, []
         kept: list[tuple[float, str]] = []
         budget = Budget()
@@ -284,12 +283,12 @@ class Wills:
                 kept.append(each)
             if budget.is_over():
                 yield
-        kept += self._due  # since then
+        kept += self._due  # added meanwhile
         heapify(kept)
         self._due = kept
 
     def _find_all(self) -> Steps[None]:
-        """Find the wills of clients that were connected when the broker ended, and those whose time had not come."""
+        """Schedule the wills in all sessions of absent clients, after a start of the broker; in slices."""
         table, budget, now = self._context.broker.sessions.table, Budget(), trio.current_time()
         for key in table:
             protocol, _, client_id = key.partition(" ")
@@ -303,7 +302,7 @@ class Wills:
         heapify(self._due)
 
     def _publish_due(self, client_id: str) -> int:
-        """Publish the will of a client; return its size."""
+        """Publish the will of *client_id*; return the size of the will in bytes, 0 if there is none."""
         sessions = self._context.broker.sessions
         if not sessions.is_settled(PROTOCOL, client_id):
             self.publish_later(client_id, AGAIN_S)
@@ -321,7 +320,7 @@ class Wills:
                 changes.end()
             if client_id in self._unwanted:
                 changes.store()
-                self.publish_later(client_id, AGAIN_S)  # see again: the commit may fail
+                self.publish_later(client_id, AGAIN_S)  # looks whether the commit failed
             else:
                 self._publish_overdue(client_id, state.owner, data, changes)
         except (Refused, StoreError) as error:
@@ -330,7 +329,7 @@ class Wills:
 
 
 def _delay_of(kept: Session | SessionState) -> float:
-    """Return after which time the will that a session keeps is published, or dropped if it is damaged."""
+    """Return the delay in seconds of the will in session *kept*; 0 for a damaged will."""
     return capped(_delay_in(kept.data), kept.expiry_s)
 
 
@@ -342,5 +341,5 @@ def _delay_in(data: bytes) -> int:
 
 
 def capped(delay_s: float, expiry_s: int) -> float:
-    """Return after which time a will is published: its delay, or earlier if the session ends earlier."""
+    """Return the delay in seconds after which a will is published: *delay_s*, or the session's expiry if shorter."""
     return delay_s if expiry_s < 0 else min(delay_s, expiry_s)
