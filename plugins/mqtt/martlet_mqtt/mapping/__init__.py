@@ -1,1 +1,1 @@
-"""MQTT's messages as records of the log, and records as frames for subscribers; no input or output."""
+"""Conversion of MQTT messages to records of the log, and of records to frames for subscribers; no input or output."""

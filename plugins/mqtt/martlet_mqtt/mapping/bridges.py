@@ -1,7 +1,7 @@
-"""States that bridges of other brokers publish about their connections, under ``$SYS/broker/connection/NAME/state``.
+"""Connection states of other brokers' bridges, published under ``$SYS/broker/connection/NAME/state``.
 
-A bridge of Mosquitto publishes 1 there, retained, and has 0 as its will. As in Mosquitto these messages are state of
-this run of the broker: they are in no log, and sent like its metrics (`sys_topics.py`) to those who subscribe to them.
+A bridge of Mosquitto publishes 1 under its name, retained, and has 0 as its will. As in Mosquitto, these states last
+until the broker stops: they are not in the log, and subscribers get them like the broker's metrics (`sys_topics.py`).
 """
 
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ PREFIX: Final = "$SYS/broker/connection/"
 SUFFIX: Final = "/state"
 # Mosquitto's bridges send one byte.
 STATE_BYTES_MAX: Final = 256
-# The state that was published longest ago makes room for another one.
+# Beyond this the state with the oldest publication is dropped.
 STATES_MAX: Final = 1000
 
 
 def is_state(topic: str) -> bool:
-    """Return whether *topic* is the name of the state of a bridge."""
+    """Return whether *topic* is the name of a bridge's state."""
     return topic.startswith(PREFIX) and topic.endswith(SUFFIX) and len(topic) > len(PREFIX) + len(SUFFIX)
 
 
 def state_name(topic: str, bytes_max: int) -> str:
-    """Return *topic*, the name of a state. Raises `NotAccepted` and `MqttError` if it is no allowed name."""
+    """Return *topic*, a state's name, once checked. Raises `NotAccepted` if too long, and `MqttError` if invalid."""
     if len(topic.encode()) > bytes_max:
         text = f"topic name {topic[:80]!r} has more than {bytes_max} bytes; mqtt.name_bytes_max is that"
         raise NotAccepted(text, ReasonCode.TOPIC_NAME_INVALID)
@@ -39,14 +39,14 @@ def state_name(topic: str, bytes_max: int) -> str:
 
 
 def check_state(topic: str, payload: bytes) -> None:
-    """Raise `NotAccepted` unless *payload* can be the state *topic*."""
+    """Raise `NotAccepted` if *payload* is too long for the state *topic*."""
     if len(payload) > STATE_BYTES_MAX:
         text = f"the state {topic[:80]!r} has {len(payload)} bytes; at most {STATE_BYTES_MAX} are accepted"
         raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 
 
 class News(NamedTuple):
-    """A state that client *publisher* published as the *number*-th of all."""
+    """A state not yet sent to subscribers: its publisher's client identifier, and its number among all states."""
 
     payload: bytes
     publisher: str
@@ -55,10 +55,10 @@ class News(NamedTuple):
 
 @final
 class Bridges:
-    """The states that are retained, and those that subscribers have not got yet."""
+    """Retained states by name, and news: states not yet sent to subscribers."""
 
     def __init__(self) -> None:
-        self.published = 0  # states so far
+        self.published = 0  # number of states published since the start
         self._states: dict[str, bytes] = {}
         self._news: dict[str, News] = {}
         self._woken = trio.Event()
@@ -68,7 +68,7 @@ class Bridges:
         return iter(self._states.items())
 
     def publish(self, gate: Gate, client_id: str, topic: str, payload: bytes, *, retain: bool) -> None:
-        """Publish *payload* of a client as the state *topic*; an empty one that is retained removes it.
+        """Publish *payload* of *client_id* as the state *topic*; with *retain*, an empty payload removes the state.
 
         Raises:
           Refused: the client of *gate* may not publish it.
@@ -88,7 +88,7 @@ class Bridges:
         self._woken.set()
 
     async def wait_news(self) -> dict[str, News]:
-        """Return the states that were published since the last call, at least one, by their names."""
+        """Wait for news; return the states published since the last call, at least one, by name."""
         if not self._news:
             self._woken = trio.Event()
             await self._woken.wait()

@@ -1,12 +1,12 @@
-"""Frames: PUBLISH packets for subscribers, encoded once for all that get the same bytes.
+"""Frames: PUBLISH packets for subscribers, encoded once for all subscribers that get the same bytes.
 
-What differs between subscribers of one message is the version of MQTT, the QoS, and the subscription identifiers: that
-is a `Shape`, with an encoding of its own. The packet identifier differs always; it is written into a copy.
-A message that is not the same for all subscribers of a shape, because it expires, must not come back to its publisher,
-or keeps its RETAIN flag, has an empty frame, and is encoded for each (`encode_alone`).
+A `Shape` is the MQTT version, the QoS and the subscription identifiers of a subscriber, and has its own encoding. The
+packet identifier always differs between subscribers; it is written into a copy.
+Some messages differ even within a shape: they expire, must not come back to their publisher, or keep their RETAIN flag.
+The shared encoding leaves their frames empty, and `encode_alone` encodes them for each subscriber.
 
-Of a large message each subscriber has a frame of its own without the payload, and all share that: a copy of the whole
-frame for each would take the memory of a payload for each that does not read.
+Subscribers of a large message have their own frames without the payload, and share the payload: whole frames would take
+the memory of one payload for each subscriber that does not read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,20 +36,20 @@ __all__ = [
 ]
 
 SHAPES_KEPT: Final = 10_000
-# A client may have many filters that match the same message, and each subset of them has a shape of its own.
+# In all kept shapes: a client may have many filters that match the same message, and each subset has its own shape.
 GRANTS_KEPT: Final = 100_000
 DUPLICATE: Final = 0x08
 _FIRST: Final = [bytes((0x30 | flags,)) for flags in range(16)]
 _EXPIRY: Final = b"\x02"
 _IDENTIFIER: Final = b"\x0b"
-# Payloads from here on are shared. One copy of a shorter one takes less time than to send frames and payloads apart:
-# measured with 1 to 64 KiB, both take the same at 32 to 64 KiB.
+# Payloads of this size and above are shared. Copying a shorter payload is faster than sending it apart from its frame:
+# measured with 1 to 64 KiB, both take the same time at 32 to 64 KiB.
 LARGE_BYTES: Final = 1 << 15
 
 
 @final
 class Grant(NamedTuple):
-    """A subscription as the broker granted it; ``identifier`` is 0 and ``selector`` (`selectors.py`) empty for none."""
+    """A granted subscription; ``identifier`` is 0 for none, and ``selector`` (`selectors.py`) empty for none."""
 
     subscription: FilterSubscription
     identifier: int
@@ -57,15 +57,16 @@ class Grant(NamedTuple):
 
 
 def has_selector(grants: tuple[Grant, ...]) -> bool:
-    """Return whether one of *grants* brings only some of the messages that its filter matches."""
+    """Return whether any of *grants* has a selector."""
     return any(grant.selector for grant in grants)
 
 
 @final
 class Shape(NamedTuple):
-    """How messages are sent to a subscriber, with all its subscriptions that match.
+    """The form of messages for a subscriber, from all its subscriptions that match.
 
-    ``is_plain`` says that none of them asks for anything that concerns single messages only.
+    ``identifiers`` are subscription identifiers as encoded properties. ``keeps_retain`` is True if any subscription has
+    the option retain as published, ``no_local`` if all have the option no local.
     """
 
     version: int
@@ -74,34 +75,34 @@ class Shape(NamedTuple):
     encoding: Encoding
     keeps_retain: bool
     no_local: bool
-    selects: bool  # some subscription has a selector
+    selects: bool  # any subscription has a selector
 
 
 @final
 class Shapes:
-    """The shapes of all subscribers; equal ones share their encoding."""
+    """A cache of the shapes of all subscribers; equal shapes share their encoding."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, tuple[Grant, ...]], Shape] = {}
-        self._grants = 0  # in those
-        # The names of encodings that subscribers have had.
+        self._shapes: dict[tuple[int, tuple[Grant, ...]], Shape] = {}
+        self._grants = 0  # number of grants in all kept shapes
+        # Names of the encodings of kept shapes.
         self.encodings: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._shapes)
 
     def of(self, version: int, grants: tuple[Grant, ...]) -> Shape:
-        """Return the shape for a client of *version*, of whose subscriptions *grants* match."""
-        found = self._found.get((version, grants))
-        if found is None:
+        """Return the shape for a client of MQTT *version* whose subscriptions *grants* match."""
+        shape = self._shapes.get((version, grants))
+        if shape is None:
             self._grants += len(grants)
-            if len(self._found) >= SHAPES_KEPT or self._grants > GRANTS_KEPT:
-                self._found.clear()
+            if len(self._shapes) >= SHAPES_KEPT or self._grants > GRANTS_KEPT:
+                self._shapes.clear()
                 self.encodings.clear()
                 self._grants = len(grants)
-            found = self._found[version, grants] = self._make(version, grants)
-            self.encodings.add(found.encoding.name)
-        return found
+            shape = self._shapes[version, grants] = self._make(version, grants)
+            self.encodings.add(shape.encoding.name)
+        return shape
 
     def _make(self, version: int, grants: tuple[Grant, ...]) -> Shape:
         qos = max(grant.subscription.qos for grant in grants)
@@ -121,12 +122,12 @@ class Shapes:
 
 
 def encoding_of(has_properties: bool, qos: int, identifiers: bytes = b"") -> Encoding:
-    """Return the encoding of a shape: frames with the packet identifier 0 where they have one."""
+    """Return the encoding of a shape: a frame for each message, with packet identifier 0 if it has QoS 1 or 2."""
 
     def encode(piece: Buffer) -> list[bytes]:
         frames: list[bytes] = []
         for _queue_id, _offset, sys_flag, body, properties in parts(piece):
-            if len(body) >= LARGE_BYTES or sys_flag & COMPRESSED:  # which is decompressed once, too
+            if len(body) >= LARGE_BYTES or sys_flag & COMPRESSED:  # a compressed body may be large
                 frames.append(b"")
                 continue
             arrived = to_deliver(sys_flag, body, properties, LARGE_BYTES)
@@ -143,10 +144,10 @@ def encoding_of(has_properties: bool, qos: int, identifiers: bytes = b"") -> Enc
 def publish_frame(
     name: bytes, payload: bytes, flags: int, properties: bytes | None, packet_id: int = 0, more: int = 0
 ) -> bytes:
-    """Return a PUBLISH packet, without the *more* bytes of the payload that follow it.
+    """Return a PUBLISH packet without the last *more* bytes of its payload, which the caller sends after it.
 
     Args:
-      flags: the lower four bits of the first byte; with a QoS, the packet has *packet_id*.
+      flags: the lower four bits of the first byte; with QoS 1 or 2, the packet has *packet_id*.
       properties: in MQTT's encoding without their length; None for MQTT 3.
     """
     number = U16.pack(packet_id) if flags & 6 else b""
@@ -163,12 +164,13 @@ def publish_frame(
 def encode_alone(
     arrived: Arrived, shape: Shape, client_id: str, now_ms: int, *, retain: bool = False, expires: bool = True
 ) -> bytes:
-    """Return the frame of one message for one subscriber, without what is ``large``; empty if it must not get it.
+    """Return the frame of one message for one subscriber, without its ``large`` payload; empty if it must not be sent.
 
     Args:
-      retain: whether it is sent because a subscription began; otherwise the publisher's RETAIN counts only for those
-        who asked for it.
-      expires: whether it may expire; one that was sent already is sent again after that, too [MQTT-4.3.3-7].
+      retain: whether a new subscription causes the delivery, which sets RETAIN. Otherwise the publisher's RETAIN is
+        kept for a shape that ``keeps_retain``.
+      expires: whether to omit an expired message; False for a message sent before, which is sent again even after its
+        expiry [MQTT-4.3.3-7].
     """
     if arrived.client_id and shape.no_local and arrived.client_id == client_id:
         return b""
@@ -177,7 +179,7 @@ def encode_alone(
         properties = arrived.properties + shape.identifiers
         if arrived.expires_ms:
             left_s = max(0, arrived.expires_ms - now_ms + 999) // 1000
-            # A producer of another protocol may have chosen a time beyond what MQTT can say.
+            # A producer of another protocol may have chosen an expiry beyond MQTT's 32 bits.
             properties = _EXPIRY + min(left_s, 0xFFFF_FFFF).to_bytes(4) + properties
     if expires and 0 < arrived.expires_ms <= now_ms:
         return b""
@@ -186,7 +188,7 @@ def encode_alone(
 
 
 def number_frames(data: bytearray, starts: Iterable[int], ids: Sequence[int], flags: int = 0) -> None:
-    """Write packet identifiers into the frames that begin at *starts* in *data*; *flags* are added to their first."""
+    """Write packet identifiers into the frames that begin at *starts* in *data*; add *flags* to their first bytes."""
     for start, packet_id in zip(starts, ids, strict=True):
         at = start + 2
         while data[at - 1] > 127:
@@ -199,18 +201,18 @@ def number_frames(data: bytearray, starts: Iterable[int], ids: Sequence[int], fl
 
 
 def arrived_in(records: Buffer, bytes_max: int) -> Sequence[Arrived | None]:
-    """Return the message in each of *records*, as `to_deliver` does; a large payload is ``large``."""
-    found: list[Arrived | None] = []
+    """Return the message of each of *records*, as `to_deliver`, with large payloads in ``large``."""
+    messages: list[Arrived | None] = []
     for _queue_id, _offset, sys_flag, body, properties in parts(records):
         arrived = to_deliver(sys_flag, body, properties, bytes_max)
         if arrived is not None and len(arrived.payload) >= LARGE_BYTES:
             arrived.large, arrived.payload = arrived.payload, b""
-        found.append(arrived)
-    return found
+        messages.append(arrived)
+    return messages
 
 
 def payloads_of(frames: Frames, first: int, last: int) -> Sequence[tuple[int, bytes]]:
-    """Return the payloads of the messages from index *first* up to *last*, as `with_payloads` wants them."""
+    """Return the shared payloads of messages *first* to *last* (exclusive), as arguments of `with_payloads`."""
     if frames.payloads is None:
         return ()
     begin = frames.ends[first - 1] if first else 0
@@ -218,7 +220,7 @@ def payloads_of(frames: Frames, first: int, last: int) -> Sequence[tuple[int, by
 
 
 def with_payloads(data: Buffer, payloads: Iterable[tuple[int, bytes]]) -> list[Buffer]:
-    """Return *data* in pieces, with each of *payloads* where it belongs: after so many bytes of *data*."""
+    """Return *data* in pieces with *payloads* inserted; each is a position in *data* and a payload."""
     pieces: list[Buffer] = []
     at = 0
     for end, payload in payloads:

@@ -1,20 +1,20 @@
-"""Messages as MQTT has them, and as records of the log have them; pure functions.
+"""Conversion between MQTT messages and records of the log; pure functions.
 
-| MQTT | property of the record |
+| MQTT message | property of the record |
 |---|---|
 | topic name | ``TAGS`` |
 | QoS of the publisher | ``MQTT_QOS``; 1 if it is absent |
 | RETAIN | ``MQTT_RETAIN`` |
 | payload format indicator | ``MQTT_UTF8`` |
-| message expiry interval | ``EXPIRES_MS``: when it expires, in ms since 1970 |
+| message expiry interval | ``EXPIRES_MS``: time of expiry, in ms since 1970 |
 | content type, response topic | ``CONTENT_TYPE``, ``REPLY_TO`` |
 | correlation data | ``CORRELATION_ID`` if it is text |
-| user properties | as they are |
+| user properties | properties of the same names |
 
-What a property cannot hold is a control character up to U+0002 or an empty text; a name can be there once only, and
-some names have a meaning for brokers. If one of the last four rows contains such a thing, ``MQTT_BLOCK`` has all of
-them in MQTT's own encoding, in Base64. If the properties would be longer than a record allows, the block follows the
-payload in the body, whose size is then in ``MQTT_PAYLOAD_BYTES``.
+A property cannot hold an empty text or a character up to U+0002, its name occurs only once, and some names have a
+meaning for brokers. If any field of the last four rows does not fit, ``MQTT_BLOCK`` has all of these fields in MQTT's
+own encoding, in Base64. If the properties would be longer than a record allows, the block follows the payload in the
+body, and ``MQTT_PAYLOAD_BYTES`` is the size of the payload.
 """
 
 import re
@@ -35,17 +35,17 @@ from martlet_mqtt.wire.properties import decode_properties as decode_list
 
 __all__ = ["DELAYING", "Arrived", "record_of", "to_deliver", "users_of"]
 
-# What of a record's properties may be added after these: the timer's, a transaction's and the position of a queue.
+# Room for properties that are added later: the timer's, a transaction's and the position of a queue.
 SPARE_BYTES: Final = 1024
 DATA_BYTES_MAX: Final = 65_535
 _FORMATS: Final = {"0": 0, "1": 1}
 _UNFIT: Final = re.compile("[\x00-\x02]")
-# User properties of these names act as they do for clients of RocketMQ.
+# User properties of these names delay a message, as for clients of RocketMQ.
 DELAYING: Final = frozenset(("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
 _ACTING: Final = DELAYING | {"KEYS"}
-# Names that brokers and other clients use: a user property of such a name is in the block alone.
+# Names that brokers and other clients use: a user property of such a name is only in the block.
 _TAKEN: Final = (RESERVED | OF_PROTOCOLS | {"INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"}) - _ACTING
-# Properties of a record that are not for users.
+# Properties of a record that subscribers do not get as user properties.
 _HIDDEN: Final = _TAKEN | (_ACTING - {"KEYS"})
 _IN_BLOCK: Final = (Property.CONTENT_TYPE, Property.RESPONSE_TOPIC, Property.CORRELATION_DATA)
 
@@ -54,11 +54,12 @@ def record_of(publish: Publish, name: Name, now_ms: int, client_id: str = "", cl
     """Return the body and the properties of the record for *publish* to *name*.
 
     Args:
-      client_id: of the publisher, if the message must not come back to it.
-      cluster: of the broker, so that a message with a response topic is a request for clients of RocketMQ.
+      client_id: the publisher's identifier, if the message must not come back to it; otherwise empty.
+      cluster: the broker's cluster, which makes a message with a response topic a request for clients of RocketMQ;
+        empty for a message that is no such request.
 
     Raises:
-      MqttError: the payload is not what its payload format indicator says.
+      NotAccepted: the payload format indicator says UTF-8, but the payload is not UTF-8.
     """
     properties = publish.properties
     found = name.properties[publish.qos]
@@ -99,7 +100,7 @@ def _check_utf8(payload: bytes) -> None:
 
 
 def _pairs(properties: Properties) -> tuple[dict[str, str], bool]:
-    """Return what fits into properties of a record, by name, and whether that is all."""
+    """Return the fields that fit into properties of a record, by name, and whether these are all fields."""
     found: dict[str, str] = {}
     is_whole = True
     for name, value in properties.user:
@@ -107,7 +108,7 @@ def _pairs(properties: Properties) -> tuple[dict[str, str], bool]:
             is_whole = False
         else:
             found[name] = value
-            is_whole = is_whole and name not in DELAYING  # which subscribers do not see in the record
+            is_whole = is_whole and name not in DELAYING  # subscribers get these only from the block
     for own, text in (
         ("CONTENT_TYPE", properties.text(Property.CONTENT_TYPE)),
         ("REPLY_TO", properties.text(Property.RESPONSE_TOPIC)),
@@ -120,7 +121,7 @@ def _pairs(properties: Properties) -> tuple[dict[str, str], bool]:
 
 
 def _as_text(data: bytes | None) -> str | None:
-    """Return *data* as text; empty if it is none."""
+    """Return *data* as text; empty if it is not UTF-8, and None if it is None."""
     try:
         return data.decode() if data is not None else None
     except UnicodeDecodeError:
@@ -138,12 +139,11 @@ def _block(properties: Properties) -> bytes:
 
 @final
 class Arrived:
-    """A message on its way to subscribers.
+    """A message read from the log, on its way to subscribers.
 
-    ``payload`` is empty if it is ``large``: then it follows the frame (`frames.py`).
-    ``properties`` are its properties in MQTT's encoding without their length, without expiry and what belongs to a
-    subscription. ``expires_ms`` is 0 if it never expires, and ``client_id`` is that of a publisher to whom it must not
-    come back.
+    A large payload is in ``large``, and ``payload`` is empty: the large payload follows the frame (`frames.py`).
+    ``properties`` are in MQTT's encoding without their length, without expiry and subscription identifiers.
+    ``expires_ms`` is 0 for never. ``client_id`` is the publisher's if the message must not come back to it, else empty.
     """
 
     __slots__ = ("client_id", "expires_ms", "large", "name", "payload", "properties", "qos", "retain")
@@ -160,14 +160,14 @@ class Arrived:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the message is the same for all subscribers, now and later."""
+        """Whether all subscribers of a shape get the same frame, now and later."""
         return not (self.expires_ms or self.client_id or self.retain)
 
 
 def to_deliver(sys_flag: int, body: bytes, properties: bytes, bytes_max: int) -> Arrived | None:
-    """Return the message in a record of any protocol; None if it has no name, or a body that cannot be decompressed.
+    """Return the message in a record of any protocol; None if it has no name, or its body cannot be decompressed.
 
-    A body decompresses to *bytes_max* at most. The name may be any bytes: who delivers the message checks it (`Names`).
+    A body decompresses to at most *bytes_max*. The name may be any bytes: the caller checks it (`Names`).
     """
     if properties.startswith(b"TAGS\x01") and not sys_flag & COMPRESSED:
         end = properties.find(2, 5)
@@ -200,7 +200,7 @@ def _from_any(sys_flag: int, body: bytes, properties: bytes, bytes_max: int) -> 
 
 
 def _divided(found: Mapping[str, str], body: bytes) -> tuple[bytes, bytes]:
-    """Return the payload in *body*, and the block; empty if there is none."""
+    """Return the payload in *body*, and the block of a record with the properties *found*; the block may be empty."""
     for name in BODY_BYTES:
         size = _number(found.get(name, ""))
         if size is not None:
@@ -220,7 +220,7 @@ def _decoded(text: str) -> bytes:
 
 
 def _encoded(found: dict[str, str], block: bytes) -> bytes:
-    """Return the properties of a message in MQTT's encoding: those in *block*, or else those *found* in its record."""
+    """Return a message's properties in MQTT's encoding, from *block*, or without a block from the record's *found*."""
     payload_format = _FORMATS.get(found.get("MQTT_UTF8", ""))
     values: dict[Property, Any] = {Property.PAYLOAD_FORMAT: payload_format} if payload_format is not None else {}
     if block:
@@ -242,14 +242,14 @@ def _encoded(found: dict[str, str], block: bytes) -> bytes:
 
 
 def _fits(value: str | bytes) -> bool:
-    """Return whether MQTT can say *value*; another protocol's may be too long, or contain U+0000."""
+    """Return whether MQTT can encode *value*; a value of another protocol may be too long, or contain U+0000."""
     if isinstance(value, bytes):
         return len(value) <= DATA_BYTES_MAX
     return "\0" not in value and (4 * len(value) <= DATA_BYTES_MAX or len(value.encode()) <= DATA_BYTES_MAX)
 
 
 def users_of(found: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return those properties of a record that are for users."""
+    """Return the user properties among the properties *found* in a record."""
     return [(key, value) for key, value in found.items() if key not in _HIDDEN]
 
 

@@ -1,12 +1,12 @@
-"""What makes a message a request for clients of another protocol, and their requests ones of MQTT; pure functions.
+"""Conversion between requests of MQTT and of other protocols' clients; pure functions.
 
-The record of a message with a response topic has REPLY_TO_CLIENT, CORRELATION_ID, CLUSTER and TTL, so that RocketMQ's
-clients answer it as they answer each other. The address in REPLY_TO_CLIENT is ``mqtt:KIND:TOPIC`` with the response
-topic. KIND says what CORRELATION_ID holds: ``text`` for correlation data that is text, ``base64`` for other data, and
-``none`` if there is none.
+The record of an MQTT request, a message with a response topic, has REPLY_TO_CLIENT, CORRELATION_ID, CLUSTER and TTL, so
+that RocketMQ's clients answer it as they answer each other. REPLY_TO_CLIENT is the address ``mqtt:KIND:TOPIC`` with the
+response topic. KIND is the encoding of the correlation data in CORRELATION_ID: ``text`` if the data is text,
+``base64`` if it is not, and ``none`` if the request has none.
 
-The other way, a request of a RocketMQ client has the response topic ``$REPLY/ADDRESS``, with its REPLY_TO_CLIENT in
-percent encoding.
+An MQTT client gets a RocketMQ client's request with the response topic ``$REPLY/ADDRESS``: ADDRESS is REPLY_TO_CLIENT
+in percent encoding.
 """
 
 from base64 import b64decode, b64encode
@@ -23,12 +23,12 @@ __all__ = ["REPLIES", "address_of", "correlation_of", "request_of", "requester_o
 
 REPLIES: Final = "$REPLY/"
 SCHEME: Final = "mqtt:"
-# RocketMQ's clients copy it; how long the requester waits is not known.
+# Copied into replies by RocketMQ's clients. A fixed time, because MQTT does not tell how long a requester waits.
 TTL_MS: Final = 86_400_000
 
 
 def request_of(response: str, correlation: bytes | None, text: str | None, cluster: str) -> dict[str, str]:
-    """Return the properties of a request with *response* topic and *correlation* data, which is *text* if not empty."""
+    """Return the properties of a request with the topic *response*; *text* is *correlation* as text, if it is text."""
     try:
         check_name(response)
     except MqttError:
@@ -46,7 +46,7 @@ def request_of(response: str, correlation: bytes | None, text: str | None, clust
 
 
 def requester_of(address: str, correlation_id: str) -> tuple[str, bytes | None]:
-    """Return the response topic and the correlation data of a reply to ``mqtt:`` and *address*."""
+    """Return the response topic and the correlation data of a reply to *address*, which lacks its ``mqtt:``."""
     kind, _, topic = address.partition(":")
     return topic, _correlation(kind, correlation_id)
 
@@ -63,7 +63,7 @@ def _correlation(kind: str, correlation_id: str) -> bytes | None:
 
 
 def correlation_of(found: Mapping[str, str]) -> bytes | None:
-    """Return the correlation data of the message whose record has the properties *found*."""
+    """Return the correlation data of a message whose record has the properties *found*."""
     value, address = found.get(CORRELATION_ID), found.get(REPLY_TO, "")
     if value is None or (value == NO_CORRELATION and is_uncorrelated(address)):
         return None
@@ -71,7 +71,7 @@ def correlation_of(found: Mapping[str, str]) -> bytes | None:
 
 
 def response_of(found: Mapping[str, str]) -> str | None:
-    """Return the response topic of the message whose record has the properties *found*."""
+    """Return the response topic of a message whose record has the properties *found*."""
     topic = found.get("REPLY_TO")
     if topic is None and found.get(REPLY_TO) and found.get(CORRELATION_ID):
         return REPLIES + quote(found[REPLY_TO], safe="@:.")
@@ -79,5 +79,5 @@ def response_of(found: Mapping[str, str]) -> str | None:
 
 
 def address_of(response: str) -> str:
-    """Return the address to which a message for the topic ``$REPLY/...`` goes."""
+    """Return the address of the requester from the topic ``$REPLY/...``."""
     return unquote(response.removeprefix(REPLIES))

@@ -1,7 +1,7 @@
-"""Which platform topic has the messages of a name: rules of the configuration, else one topic for all.
+"""Rules of the configuration: the platform topic of each MQTT topic name; one topic has all other names.
 
-A rule is ``FILTER=TOPIC``, ``FILTER=TOPIC:QUEUES`` or ``FILTER=TOPIC:QUEUES:HOURS``, with QUEUES empty for the usual
-number. A topic name has no colon.
+A rule is ``FILTER=TOPIC``, ``FILTER=TOPIC:QUEUES`` or ``FILTER=TOPIC:QUEUES:HOURS``, with QUEUES empty for the default.
+A platform topic has no colon in its name.
 """
 
 import logging
@@ -23,7 +23,7 @@ SHAPE: Final = "write FILTER=TOPIC, FILTER=TOPIC:QUEUES or FILTER=TOPIC:QUEUES:H
 
 
 class Target(NamedTuple):
-    """A topic, and with how many queues and for how many hours of messages it is created; 0 for the usual."""
+    """A platform topic, and the number of queues and hours of retention that it is created with; 0 for the default."""
 
     topic: str
     queues: int
@@ -32,12 +32,12 @@ class Target(NamedTuple):
 
 @final
 class TopicRules:
-    """The rules; ``topics`` are all topics that may have messages.
+    """The rules; ``topics`` are all platform topics that may have messages.
 
     Args:
-      rules: as in ``mqtt.rules``; the first one that matches counts.
+      rules: as in ``mqtt.rules``; the first rule that matches a name counts.
       otherwise: the topic for all other names.
-      queues: how many queues a topic gets when it is created, unless its rule says how many.
+      queues: the number of queues of a new topic, unless its rule has one.
 
     Raises:
       ConfigError: a rule is invalid.
@@ -63,16 +63,16 @@ class TopicRules:
         self.topics = list(dict.fromkeys([otherwise, *self._topics]))
 
     def queues_of(self, topic: str) -> int:
-        """Return how many queues *topic* gets when it is created."""
+        """Return the number of queues with which *topic* is created."""
         return self._target(topic).queues or self._queues
 
     def _target(self, topic: str) -> Target:
         return self._targets.get(topic) or Target(topic, 0, 0)
 
     def attributes_of(self, topic: str, hours_max: int) -> dict[str, str]:
-        """Return the attributes that *topic* gets when it is created.
+        """Return the attributes with which *topic* is created.
 
-        With hours over *hours_max*, 0 for no limit, it keeps messages as long as the log does.
+        More hours than *hours_max* (0 for no limit) are ignored: the topic then keeps messages as long as the log.
         """
         hours = self._target(topic).hours
         if 0 < hours_max < hours:
@@ -82,21 +82,21 @@ class TopicRules:
         return {RESERVE_TIME: str(hours)} if hours else {}
 
     def topics_of(self, topic_filter: str) -> list[str]:
-        """Return the topics of the names that *topic_filter* matches; a name matches itself."""
-        levels, found = topic_filter.split("/"), list[str]()
+        """Return the platform topics that may have names matching *topic_filter*; a name is a filter, too."""
+        levels, topics = topic_filter.split("/"), list[str]()
         for rule, topic in zip(self._filters, self._topics, strict=True):
             if _may_share_names(rule, levels):
-                found.append(topic)
+                topics.append(topic)
                 if _has_all_of(rule, levels):
                     break
         else:
-            found.append(self._otherwise)
-        return list(dict.fromkeys(found))
+            topics.append(self._otherwise)
+        return list(dict.fromkeys(topics))
 
     def topic_of(self, name: str) -> str:
-        """Return the topic of *name*."""
-        found = self._trie.match(name) if self._topics else ()
-        return self._topics[min(found)] if found else self._otherwise
+        """Return the platform topic of *name*."""
+        numbers = self._trie.match(name) if self._topics else ()
+        return self._topics[min(numbers)] if numbers else self._otherwise
 
 
 def _parse(rule: str) -> tuple[str, Target]:
@@ -120,7 +120,7 @@ def _parse(rule: str) -> tuple[str, Target]:
 
 
 def _number(rule: str, what: str, text: str, most: int) -> int:
-    """Return the number that *text* in *rule* is. Raises `ConfigError`."""
+    """Return *text*, a field of *rule*, as a number from 1 to *most*. Raises `ConfigError`."""
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(most))
     if not is_number or not 1 <= int(text) <= most:
         raise ConfigError(f"mqtt.rules has {rule!r}, whose number of {what} is not 1 to {most}; {SHAPE}")
@@ -128,7 +128,7 @@ def _number(rule: str, what: str, text: str, most: int) -> int:
 
 
 def _may_share_names(one: list[str], other: list[str]) -> bool:
-    """Return whether some name may match both filters, given as levels."""
+    """Return whether a name may match both filters, given as lists of levels."""
     if _hides(one[0], other[0]) or _hides(other[0], one[0]):
         return False
     for level, as_level in zip(one, other, strict=False):
