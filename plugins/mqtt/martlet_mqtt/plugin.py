@@ -1,4 +1,4 @@
-"""The entry point: the port, and the topic with the messages."""
+"""The plugin's entry point: its port, its services, and the state that its connections share."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -47,7 +47,7 @@ class MqttPlugin(Hooks):
         self._traffic = Traffic()
 
     def context(self, broker: Broker) -> Context:
-        """Return what all connections share, the same for all hooks."""
+        """Return the state that all connections share; the first call makes it."""
         if self._context is None:
             config = self.config
             rules = TopicRules(config.rules, config.topic, config.queues)
@@ -96,7 +96,7 @@ class MqttPlugin(Hooks):
         trio.from_thread.run_sync(self.say_goodbye)
 
     def say_goodbye(self) -> None:
-        """Tell all clients that the broker stops. Their wills are published when their connections close."""
+        """Tell all clients that the broker stops; it publishes their wills when their connections close."""
         if self._context is not None:
             for client in list(self._context.clients.values()):
                 client.say_goodbye()
@@ -108,7 +108,7 @@ class MqttPlugin(Hooks):
         return (self.protocol(broker),)
 
     def protocol(self, broker: Broker, bound: Callable[[str], None] = lambda address: None) -> Protocol:
-        """Return the protocol over the topic of the configuration, which is created if need be."""
+        """Return the protocol for the server, on the configured port; *bound* gets the address once it listens."""
         config, context = self.config, self.context(broker)
         limits = Limits(config.connect_bytes_max, context.packet_bytes_max, config.connect_s)
         broker.stats.add("mqtt", context.statistics)

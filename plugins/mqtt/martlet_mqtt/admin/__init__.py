@@ -1,1 +1,1 @@
-"""Requests of administrators, and the metrics under ``$SYS``."""
+"""Administrators' requests, and the metrics under ``$SYS``."""

@@ -1,17 +1,17 @@
-"""Requests of administrators: PUBLISH to ``$CONTROL/martlet/v1/COMMAND``, as Mosquitto's plugins have them.
+"""Administrators' requests: PUBLISH to ``$CONTROL/martlet/v1/COMMAND``, in the style of Mosquitto's plugins.
 
-The payload is a JSON object, or empty. The answer is one or more messages to ``$CONTROL/martlet/v1/response`` on the
-same connection, which needs no subscription: JSON objects with ``command``, ``rows`` and ``done``; or ``error``.
-Requires the permission to manage the broker.
+The payload is a JSON object, or empty. The answer is one or more messages to ``$CONTROL/martlet/v1/response``, sent to
+the same client without a subscription: JSON objects with ``command``, and ``rows`` and ``done`` or ``error``.
+A request requires the permission to manage the broker.
 
-| command | fields of a request | a row |
+| command | fields of the request | each row of the answer |
 |---|---|---|
 | clients | | a session, connected or not |
 | subscriptions | client (optional) | a filter of a session |
 | shared | | a shared subscription of a topic, with members or without |
-| forget | filter, such as $share/workers/jobs/# | what it had, once for each topic |
-| retained | filter (optional) | a name |
-| kick | client | |
+| forget | filter, such as $share/workers/jobs/# | the forgotten subscription on a topic, as in shared |
+| retained | filter (optional) | the name and log position of a retained message |
+| kick | client | whether the client was connected |
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ __all__ = ["PREFIX", "RESPONSE", "answer_request"]
 PREFIX: Final = "$CONTROL/martlet/v1/"
 RESPONSE: Final = b"$CONTROL/martlet/v1/response"
 ROWS_A_MESSAGE: Final = 500
-# Larger JSON could keep others waiting for long.
+# Parsing larger JSON in one piece would delay other clients.
 REQUEST_BYTES_MAX: Final = 16_384
 
 Row = dict[str, Any]
@@ -56,7 +56,7 @@ def answer_request(
 
     def send(content: Row) -> None:
         if connection.state is State.ENDED:
-            return  # it was disconnected meanwhile, perhaps by this request [MQTT-3.14.4-1]
+            return  # the client was disconnected meanwhile, perhaps by this request [MQTT-3.14.4-1]
         data = orjson.dumps({"command": command, **content}, default=str)
         frame = publish_frame(RESPONSE, data, 0, properties)
         rows: list[Row] = content.get("rows", [])
@@ -99,7 +99,7 @@ def answer_request(
 
 
 def _sessions(context: Context) -> Iterator[tuple[str, SessionState | None]]:
-    """Yield the identifier and the stored state of each session; the state is None if it is not stored."""
+    """Yield the client identifier and stored state of each session; None for the state of an unstored session."""
     table, prefix = context.broker.sessions.table, f"{PROTOCOL} "
     stored = set[str]()
     for key in table:
@@ -157,12 +157,12 @@ def _shared(context: Context, request: Row) -> Iterator[Row]:
         yield _row_of(found)
 
 
-def _row_of(found: GroupOnTopic) -> Row:
+def _row_of(group: GroupOnTopic) -> Row:
     return {
-        "filter": f"{SHARE}{found.group}",
-        "topic": found.topic,
-        "members": found.members,
-        "held": found.unsettled,
+        "filter": f"{SHARE}{group.group}",
+        "topic": group.topic,
+        "members": group.members,
+        "held": group.unsettled,
     }
 
 

@@ -25,25 +25,25 @@ __all__ = ["SYS", "SysTopics", "is_sys"]
 
 SYS: Final = "$SYS/"
 PREFIX: Final = "$SYS/broker/"
-# The averages that are published: over so many minutes.
+# Periods of the published averages, in minutes.
 MINUTES: Final = (1, 5, 15)
 
 
 def is_sys(topic_filter: str) -> bool:
-    """Return whether *topic_filter* is for metrics of the broker alone."""
+    """Return whether *topic_filter* matches only metrics of the broker."""
     return topic_filter.startswith(SYS)
 
 
 @final
 class Load:
-    """Exponential moving averages of what a counter grows by in a minute."""
+    """Exponential moving averages of a counter's growth per minute, one for each of `MINUTES`."""
 
     def __init__(self) -> None:
         self._count = 0
         self._averages = [0.0] * len(MINUTES)
 
     def add(self, count: int, interval_s: float) -> list[float]:
-        """Return the averages, now that the counter is at *count*."""
+        """Update and return the averages; the counter is now at *count*, *interval_s* after the last call."""
         rate = (count - self._count) * 60 / interval_s
         self._count = count
         for index, minutes in enumerate(MINUTES):
@@ -63,13 +63,13 @@ class Totals(NamedTuple):
 
 @final
 class SysTopics:
-    """The metrics, and who subscribes to them."""
+    """The metrics and their subscribers."""
 
     def __init__(self, context: Context, traffic: Traffic) -> None:
         self._context = context
         self._traffic = traffic
         self._trie: RouteCache[Outgoing] = RouteCache()
-        # With how many states of bridges were published before.
+        # For each filter of each client, the number of bridge states published before the subscription.
         self._filters: dict[Outgoing, dict[str, int]] = {}
         self._values: dict[str, bytes] = {}
         self._loads: dict[str, Load] = {}
@@ -81,7 +81,7 @@ class SysTopics:
     # subscribers
 
     def subscribe(self, outgoing: "Outgoing", grant: Grant, *, with_values: bool) -> None:
-        """Send the metrics that *grant* is for from now on, and the last ones at once if *with_values*."""
+        """Send future metrics that match *grant*; with *with_values* also the last values, at once."""
         topic_filter = grant.subscription.topic_filter
         self._trie.add(topic_filter, outgoing, grant)
         self._filters.setdefault(outgoing, {}).setdefault(topic_filter, self._context.bridges.published)
@@ -90,43 +90,43 @@ class SysTopics:
         if not self._values:  # in the first interval after the start
             for _ in self._sum_up():
                 pass
-            self._values = self._figures()
-        alone: RouteCache[None] = RouteCache()
-        alone.add(topic_filter, None)
+            self._values = self._values_now()
+        matcher: RouteCache[None] = RouteCache()
+        matcher.add(topic_filter, None)
         for name, value in chain(self._values.items(), self._context.bridges):
-            if alone.match(name):
+            if matcher.match(name):
                 outgoing.metrics.add(name, value, (grant,), retain=True)
 
     def unsubscribe(self, outgoing: "Outgoing", topic_filter: str) -> None:
-        """Send nothing more for *topic_filter*."""
+        """Stop sending metrics for *topic_filter*."""
         if self._filters.get(outgoing, {}).pop(topic_filter, None) is not None:
             self._trie.remove(topic_filter, outgoing)
 
     def forget(self, outgoing: "Outgoing") -> None:
-        """Send nothing more to *outgoing*, whose client is gone."""
+        """Remove all subscriptions of *outgoing*, whose client is gone."""
         for topic_filter in self._filters.pop(outgoing, ()):
             self._trie.remove(topic_filter, outgoing)
 
     # the metrics
 
     async def run(self) -> None:
-        """Publish the metrics at the interval, until cancelled."""
+        """Publish changed metrics every ``mqtt.sys_interval_s``, until cancelled."""
         interval_s = self._context.config.sys_interval_s
         self._began = self._last = trio.current_time()
         while True:
             await trio.sleep(interval_s)
             await self._context.broker.turns.finish(self._sum_up())
-            before, self._values = self._values, self._figures()
+            before, self._values = self._values, self._values_now()
             changed = {name: value for name, value in self._values.items() if before.get(name) != value}
             await self._context.broker.turns.finish(self._publish(changed))
 
     async def run_bridges(self) -> None:
-        """Publish what bridges say about themselves, until cancelled."""
+        """Publish new states of bridges, until cancelled."""
         while True:
             await self._context.broker.turns.finish(self._publish_news(await self._context.bridges.wait_news()))
 
     def _publish(self, values: Mapping[str, bytes]) -> Steps[None]:
-        """Send *values* to those who subscribe to them, in slices; they are published with RETAIN."""
+        """Send *values*, by name, to their subscribers as messages published with RETAIN; in slices."""
         if not len(self._trie):
             return
         budget = Budget()
@@ -137,7 +137,7 @@ class SysTopics:
                     yield
 
     def _publish_news(self, news: Mapping[str, News]) -> Steps[None]:
-        """Send states of bridges to those who had subscribed to them before, as `_publish`."""
+        """Send *news* of bridges, by name, to clients that subscribed before the publication; in slices."""
         budget = Budget()
         for name, each in news.items():
             for outgoing, found in list(self._trie.match(name).items()):
@@ -154,7 +154,7 @@ class SysTopics:
                     yield
 
     def _sum_up(self) -> Steps[None]:
-        """Find the totals, in slices."""
+        """Compute the totals over all clients, in slices."""
         dropped = filters = shared = not_stored = 0
         budget = Budget()
         for client in list(self._context.clients.values()):
@@ -167,13 +167,13 @@ class SysTopics:
                 yield
         self._totals = Totals(dropped, filters, shared, not_stored)
 
-    def _figures(self) -> dict[str, bytes]:
+    def _values_now(self) -> dict[str, bytes]:
         now = trio.current_time()
         interval_s = max(now - self._last, 0.001)
         self._last = now
-        return {PREFIX + name: str(value).encode() for name, value in self._all(now, interval_s)}
+        return {PREFIX + name: str(value).encode() for name, value in self._metrics(now, interval_s)}
 
-    def _all(self, now: float, interval_s: float) -> Iterator[tuple[str, object]]:
+    def _metrics(self, now: float, interval_s: float) -> Iterator[tuple[str, object]]:
         context, counters, traffic = self._context, self._context.counters, self._traffic
         totals, connected = self._totals, len(context.clients)
         total = context.broker.sessions.table.count_of(PROTOCOL) + totals.sessions_not_stored
@@ -202,7 +202,7 @@ class SysTopics:
             yield name, len(context.retained)
         yield "store/messages/bytes", context.retained.bytes
         heap = resident_bytes()
-        # The kernel updates its own maximum later than the current value.
+        # The kernel updates the maximum (ru_maxrss) later than the current value.
         self._heap_max = max(self._heap_max, heap, getrusage(RUSAGE_SELF).ru_maxrss * 1024)
         yield "heap/current", heap
         yield "heap/maximum", self._heap_max

@@ -1,1 +1,1 @@
-"""The commands ``martlet mqtt ...``; they speak MQTT 5 with any broker, and those for administrators with Martlet."""
+"""The commands ``martlet mqtt ...``, which speak MQTT 5; commands for administrators need a broker of Martlet."""

@@ -1,4 +1,4 @@
-"""A client of MQTT 5 with blocking calls, for the commands: one connection, no reconnect, no session that stays."""
+"""An MQTT 5 client with blocking calls, for the commands: one connection, no reconnect, no stored session."""
 
 import time
 from collections import deque
@@ -45,7 +45,7 @@ class MqttClient:
         """Connect.
 
         Raises:
-          Unreachable: nothing answers there, or it does not speak MQTT.
+          Unreachable: nothing answers at the address, or it does not speak MQTT.
           MqttFailed: the broker refused the client.
         """
         self._settings = settings
@@ -73,7 +73,7 @@ class MqttClient:
         try:
             self._send(Disconnect())
         except MartletError:
-            pass  # it is gone already
+            pass  # the connection is closed already
         finally:
             self._socket.close()
 
@@ -99,7 +99,7 @@ class MqttClient:
         return self._packet_id
 
     def _receive(self, deadline: float | None) -> Packet | None:
-        """Return the next packet; None if there is none until *deadline*, on the monotonic clock."""
+        """Return the next packet; None if none comes before *deadline* on the monotonic clock."""
         while True:
             size = packet_bytes(bytes(self._buffer[:5]), 0) if len(self._buffer) > 1 else 0
             if size and len(self._buffer) >= size:
@@ -117,7 +117,7 @@ class MqttClient:
         return packet
 
     def _receive_more(self, deadline: float | None) -> bool:
-        """Receive some bytes; False if none come until *deadline*. Sends PINGREQ while nothing comes."""
+        """Receive some bytes; return False if none come before *deadline*. Sends PINGREQ meanwhile."""
         while True:
             left_s = KEEP_ALIVE_S / 2 if deadline is None else max(0.001, deadline - time.monotonic())
             self._socket.settimeout(min(left_s, KEEP_ALIVE_S / 2))
@@ -152,10 +152,10 @@ class MqttClient:
         elif not isinstance(packet, Pingresp):
             raise MqttFailed(f"broker {self._where} sent {type(packet).__name__}, which was not asked for")
 
-    # what commands do
+    # calls for the commands
 
     def publish(self, packet: Publish) -> None:
-        """Publish *packet* with an identifier of this client, to the end of its exchange. Raises `MqttFailed`."""
+        """Publish *packet* under a new identifier, and wait for its last acknowledgement. Raises `MqttFailed`."""
         packet_id = self._next_id() if packet.qos else 0
         self._send(
             Publish(packet.topic, packet.payload, packet.qos, packet.retain, False, packet_id, packet.properties)
@@ -170,7 +170,7 @@ class MqttClient:
             self._expect(Ack)
 
     def subscribe(self, *subscriptions: FilterSubscription) -> None:
-        """Subscribe. Raises `MqttFailed`."""
+        """Subscribe, and wait for SUBACK. Raises `MqttFailed`."""
         self._send(Subscribe(self._next_id(), subscriptions))
         answer = self._expect(Suback)
         for each, code in zip(subscriptions, answer.codes, strict=True):
@@ -178,7 +178,7 @@ class MqttClient:
                 raise MqttFailed(f"subscription to {each.topic_filter!r} was refused; {_explained(code, answer)}")
 
     def next_message(self, deadline: float | None = None) -> Publish | None:
-        """Return the next message, and acknowledge it; None if there is none until *deadline* (monotonic)."""
+        """Return and acknowledge the next message; None if none comes before *deadline* (monotonic)."""
         while not self._came:
             packet = self._receive(deadline)
             if packet is None:
@@ -195,7 +195,7 @@ class MqttClient:
 
 
 def _explained(code: int, packet: Connack | Ack | Suback | Disconnect) -> str:
-    """Return the reason of an answer in words."""
+    """Return the reason *code* of *packet* in words."""
     known = {each.value: each.name.replace("_", " ").lower() for each in ReasonCode}
     text = packet.properties.text(Property.REASON_STRING)
     name = known.get(code, f"reason {code:#04x}")
@@ -203,5 +203,5 @@ def _explained(code: int, packet: Connack | Ack | Suback | Disconnect) -> str:
 
 
 def request_properties(user: list[tuple[str, str]], values: dict[Property, object]) -> Properties:
-    """Return properties of a message; those that are None are left out."""
+    """Return the properties of a message: the user properties, and *values* without the Nones."""
     return Properties({which: value for which, value in values.items() if value is not None}, user)

@@ -139,7 +139,7 @@ def _show(message: Publish, *, as_json: bool) -> None:
 
 
 def _rows(arguments: Any, command: str, **request: object) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the answer to a request of administrators. Raises `MqttFailed`."""
+    """Yield the rows of the answer to an administrator's request. Raises `MqttFailed`."""
     asked = {name: value for name, value in request.items() if value is not None}
     with MqttClient(server_settings(arguments)) as client:
         client.publish(Publish(f"{PREFIX}{command}", orjson.dumps(asked)))
