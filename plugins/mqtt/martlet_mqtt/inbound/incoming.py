@@ -1,7 +1,7 @@
 """Messages from one client: from PUBLISH packets to the log, and their acknowledgements (MQTT 5 section 4.3).
 
-PUBACK and PUBREC leave when the message is durable. Nobody waits for one of QoS 0, unless it is retained. An identifier
-of QoS 2 is stored in one atomic group with its message, so that after any crash either both are known or none: a
+PUBACK and PUBREC leave once the message is durable. A message of QoS 0 needs no flush, unless it is retained. The
+identifier of a QoS 2 message is stored in one atomic group with the message, so a crash keeps both or none, and a
 PUBLISH that is sent again is stored once.
 """
 
@@ -40,7 +40,7 @@ __all__ = ["Incoming", "replaced"]
 _ANSWERS: Final = {1: b"\x40\x02", 2: b"\x50\x02"}
 _KINDS: Final = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 _SHOWN: Final = 80
-# The encodings in which a packet with this QoS can go to subscribers as it came, by whether it has properties.
+# Names of the encodings in which subscribers get a PUBLISH unchanged; by whether it has properties, and by its QoS.
 _SAME: Final = {
     (has_properties, qos): tuple(encoding_of(has_properties, each).name for each in range(qos, 3))
     for has_properties in (False, True)
@@ -50,7 +50,7 @@ _SAME: Final = {
 
 @final
 class Incoming:
-    """The messages that one client publishes."""
+    """Stores the messages that one client publishes."""
 
     __slots__ = (
         "_aliases",
@@ -84,21 +84,22 @@ class Incoming:
         self._session = session
         self._version = connect.version
         self._client_id = connect.client_id
-        # By alias, the name that it was sent with last; for one that was refused, why.
+        # The last name of each topic alias; an error text if that name was refused.
         self._aliases: dict[int, Name | str] = {}
-        # The client must send its messages again, on another connection; those after them are not stored before that.
+        # True once a message was refused that the client must send again, on another connection. Later messages are not
+        # stored before it.
         self._is_closing = False
-        self._refusals: Refusals | None = None  # made when it is used
-        # How many messages of QoS 2 are not released yet.
+        self._refusals: Refusals | None = None  # made at its first use
+        # Number of QoS 2 messages not released yet.
         self._open = sum(1 for number in session.flight if number & INCOMING)
         self._receive_max = context.config.receive_max if connect.version == V5 else 65_535
-        # Whether the client has a subscription to which its own messages must not come back.
+        # Whether to mark messages with the client identifier, because a subscription of the client has no local.
         self.marks = False
 
-    # one PUBLISH
+    # single PUBLISH packets
 
     def publish(self, packet: Publish) -> None:
-        """Store one message, and answer it.
+        """Store the message of *packet*, and acknowledge it.
 
         Raises:
           MqttError: the packet breaks the protocol.
@@ -127,7 +128,7 @@ class Incoming:
                 self._answer(packet, ReasonCode.SUCCESS if end else ReasonCode.NO_MATCHING_SUBSCRIBERS, "")
 
     def _is_repeated(self, packet: Publish) -> bool:
-        """Answer *packet* and return True if it is a message of QoS 2 that was taken before, even in this commit."""
+        """Acknowledge *packet* and return True if it repeats a QoS 2 message, stored before or in this round."""
         if packet.qos != 2 or INCOMING + packet.packet_id not in self._session.flight:
             return False
         self._peer.hold_until(NEXT_COMMIT)
@@ -135,7 +136,7 @@ class Incoming:
         return True
 
     def _reply(self, packet: Publish, name: Name) -> int:
-        """Send a reply to the client that waits for it; return 0 if none does. Raises as `_store`."""
+        """Send a reply to the waiting client; return as `_store`, but 0 if no client waits. Raises as `_store`."""
         self._count_open(packet.qos == 2)
         end = send_reply(self._context, self._gate, packet, name, self._peer.host)
         if packet.qos == 2:
@@ -145,10 +146,10 @@ class Incoming:
         return end
 
     def request_in(self, packet: Publish) -> Publish | None:
-        """Return *packet* with its name if that is one of a request of administrators; None for any other.
+        """Return *packet*, with its topic name, if it is an administrator's request; None if it is not.
 
         Raises:
-          MqttError: its topic alias is too large.
+          MqttError: the topic alias is too large.
         """
         is_request = packet.topic.startswith(REQUESTS)
         if packet.topic:
@@ -157,10 +158,10 @@ class Incoming:
             if alias := self._alias_of(packet):
                 self._aliases[alias] = Name(packet.topic, "")
             return packet
-        found = self._aliases.get(self._alias_of(packet))
-        if not isinstance(found, Name) or not found.text.startswith(REQUESTS):
+        name = self._aliases.get(self._alias_of(packet))
+        if not isinstance(name, Name) or not name.text.startswith(REQUESTS):
             return None
-        return replace(packet, topic=found.text)
+        return replace(packet, topic=name.text)
 
     def _alias_of(self, packet: Publish) -> int:
         """Return the topic alias of *packet*, 0 for none. Raises `MqttError` if it is too large."""
@@ -171,9 +172,9 @@ class Incoming:
         return alias
 
     def _name_of(self, packet: Publish) -> Name:
-        """Return the topic name of *packet*, which an alias may stand for (MQTT 5 section 3.3.2.3.4).
+        """Return the topic name of *packet*, or of its topic alias (MQTT 5 section 3.3.2.3.4).
 
-        A packet sets its alias even if it is refused: the client goes on with that alias.
+        A refused packet sets its alias, too, because the client continues to use the alias.
         """
         alias = self._alias_of(packet)
         if packet.topic:
@@ -186,16 +187,16 @@ class Incoming:
                 raise
             self._aliases[alias] = name
             return name
-        found = self._aliases.get(alias)
-        if found is None:
+        known = self._aliases.get(alias)
+        if known is None:
             what = f"topic alias {alias} is not known" if alias else "the topic name is empty"
             raise MqttError(f"{what}; send the topic name", ReasonCode.PROTOCOL_ERROR)
-        if isinstance(found, str):
-            raise NotAccepted(found, ReasonCode.TOPIC_NAME_INVALID)
-        return found
+        if isinstance(known, str):
+            raise NotAccepted(known, ReasonCode.TOPIC_NAME_INVALID)
+        return known
 
     def _find(self, topic: str) -> Name:
-        """Return the name *topic*. Raises `MqttError`; `NotAccepted`, with TOPIC_NAME_INVALID, keeps the connection."""
+        """Return the `Name` of *topic*. Raises `MqttError`; after a `NotAccepted` the connection stays open."""
         if topic.startswith(REPLIES):
             return name_of_reply(topic, self._context.config.name_bytes_max)
         if is_state(topic):
@@ -203,7 +204,7 @@ class Incoming:
         return self._context.names.find(topic)
 
     def _store(self, packet: Publish, name: Name) -> int:
-        """Store *packet*; return what to pass to `Peer.hold_until`. Raises `Refused`, `NotAccepted` and `MqttError`."""
+        """Store *packet*; return the log position for `Peer.hold_until`. Raises `Refused` and `MqttError`."""
         changes = None
         if packet.qos == 2:
             self._count_open(1)
@@ -216,8 +217,8 @@ class Incoming:
         except Refused as refused:
             if not packet.retain or refused.reason is not Reason.BUSY or (packet.qos and self._version == V5):
                 raise
-            # The client cannot be told. There may never be room for another retained message, but subscribers can have
-            # it now.
+            # MQTT 3 and QoS 0 have no answer for this error. There may never be room for another retained message, but
+            # current subscribers can get it.
             self.complain("did not retain a message", str(refused))
             context.counters.unretained += 1
             end = store(context, gate, replace(packet, retain=False), name, host, client_id, changes)
@@ -233,9 +234,9 @@ class Incoming:
             raise MqttError(text, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
 
     def refuse_large(self, packet: Publish, size: int) -> None:
-        """Acknowledge *packet* of a client of MQTT 3, whose payload was not received because it has *size* bytes.
+        """Acknowledge *packet* of an MQTT 3 client, whose payload was skipped because the packet has *size* bytes.
 
-        The client would send it again and again otherwise.
+        Without an acknowledgement the client would send it again and again.
 
         Raises:
           MqttError: the packet breaks the protocol.
@@ -252,14 +253,15 @@ class Incoming:
             self._refuse(packet, NotAccepted(text, ReasonCode.PACKET_TOO_LARGE))
 
     def _refuse(self, packet: Publish, error: NotAccepted | Refused) -> None:
-        """Tell the client; one of MQTT 3 is disconnected if it could succeed later, so that it sends it again.
+        """Answer *packet* with *error*, which clients of MQTT 3 cannot be told.
 
-        Any other message of MQTT 3 is acknowledged: it would come again for ever, and nothing after it.
+        A client of MQTT 3 is disconnected if the message can succeed later: it connects again and sends it again.
+        Otherwise the message is acknowledged, because it would come again for ever, and nothing after it.
         """
         text = str(error)
         self._context.counters.refused += 1
         if self._connection.state is State.ENDED:
-            return  # its session was lost, and it was told
+            return  # the session was lost, and the client got its last packet
         may_succeed_later = isinstance(error, Refused) and error.reason is Reason.UNAVAILABLE
         if packet.qos and self._version != V5 and may_succeed_later:
             self._is_closing = True
@@ -272,18 +274,18 @@ class Incoming:
             self._answer(packet, reason_of(error), text)
 
     def complain(self, what: str, why: str) -> None:
-        """Log that *what* of the client was not taken as it is."""
+        """Log *what* the broker did with a packet of the client, and *why*."""
         if self._refusals is None:
             self._refusals = Refusals(self._context.complaints)
         user = self._session.owner[:_SHOWN]
         self._refusals.warn(what, f"client {self._client_id[:_SHOWN]!r} of user {user!r} at {self._peer.address}", why)
 
     def acknowledge(self, packet: Publish) -> bool:
-        """Answer *packet* without storing it; return False if it was taken already.
+        """Acknowledge *packet* without storing it; return False if it repeats an earlier packet.
 
         Raises:
           Refused: the store accepts nothing at the moment.
-          MqttError: there are too many messages of QoS 2.
+          MqttError: the client has too many unreleased QoS 2 messages.
         """
         if self._is_repeated(packet):
             return False
@@ -291,7 +293,7 @@ class Incoming:
         return True
 
     def _acknowledge_new(self, packet: Publish) -> None:
-        """Answer *packet*, which was not taken before, without storing it. Raises as `acknowledge`."""
+        """Acknowledge *packet*, which repeats no other, without storing it. Raises as `acknowledge`."""
         if packet.qos == 2:
             self._count_open(1)
             self._session.hold(INCOMING + packet.packet_id)
@@ -301,7 +303,7 @@ class Incoming:
             self._answer(packet, ReasonCode.SUCCESS, "")
 
     def _answer(self, packet: Publish, reason: ReasonCode, text: str) -> None:
-        """Acknowledge *packet*; clients of MQTT 3 cannot be told that it was refused [MQTT-3.3.5-2]."""
+        """Acknowledge *packet* with *reason* and *text*; MQTT 3 can only acknowledge success [MQTT-3.3.5-2]."""
         self._context.counters.answers += 1
         if self._version != V5 or not reason:
             self._peer.send(_ANSWERS[packet.qos] + packet.packet_id.to_bytes(2))
@@ -313,27 +315,27 @@ class Incoming:
     # runs
 
     def publish_run(self, run: PublishRun) -> None:
-        """Store the messages of *run*, and answer them. Raises `MqttError`."""
+        """Store the messages of *run*, and acknowledge them. Raises `MqttError`."""
         context, qos = self._context, run.qos
         context.counters.received += len(run.ends)
-        places = self._queues_of(run.names)
-        if places is None or self.marks or context.broker.stages.every_message:
+        queues = self._queues_of(run.names)
+        if queues is None or self.marks or context.broker.stages.every_message:
             self._publish_singly(run)
             return
         if qos == 2:
-            self._publish_qos2(run, places)
+            self._publish_qos2(run, queues)
             return
-        result = self._gate.publish_all(self._items(run, places, range(len(run.ends))))
+        result = self._gate.publish_all(self._items(run, queues, range(len(run.ends))))
         if result.refused or result.rolled:
             self._answer_partly(run, result)
         else:
-            self._stored(run, result.positions, result.end)
+            self._answer_stored(run, result.positions, result.end)
 
     def _queues_of(self, names: Sequence[Name]) -> dict[Name, Queue] | None:
-        """Return the queue of each of *names*; None if a message must be published singly."""
-        found: dict[Name, Queue] = {}
+        """Return the queue of each of *names*; None if the messages must be published one by one."""
+        queues_by_name: dict[Name, Queue] = {}
         stages, gate = self._context.broker.stages, self._gate
-        counts: dict[str, int] = {}  # of queues
+        counts: dict[str, int] = {}  # number of queues by topic
         queues: dict[tuple[str, int], Queue] = {}
         for name in set(names):
             if stages.may_want_properties(name.properties[0]):
@@ -348,20 +350,20 @@ class Incoming:
             queue = queues.get(place) or gate.find_queue(*place)
             if queue is None:
                 return None
-            found[name] = queues[place] = queue
-        return found
+            queues_by_name[name] = queues[place] = queue
+        return queues_by_name
 
-    def _items(self, run: PublishRun, places: dict[Name, Queue], which: Sequence[int]) -> list[AppendItem]:
+    def _items(self, run: PublishRun, queues: dict[Name, Queue], which: Sequence[int]) -> list[AppendItem]:
         born_ms, host, qos = self._context.broker.clock.now_ms(), self._peer.host, run.qos
         names, bodies = run.names, run.bodies
         return [
-            (places[name], bodies[index], name.properties[qos], name.code, 0, 0, born_ms, host, 0, 0)
+            (queues[name], bodies[index], name.properties[qos], name.code, 0, 0, born_ms, host, 0, 0)
             for index, name in ((index, names[index]) for index in which)
         ]
 
-    def _stored(self, run: PublishRun, positions: Sequence[int], end: int) -> None:
+    def _answer_stored(self, run: PublishRun, positions: Sequence[int], end: int) -> None:
         self._context.counters.stored += len(run.ends)
-        self._hand_on(run, positions)
+        self._share_frames(run, positions)
         if run.qos:
             self._peer.hold_until(end)
             self._answer_all(run)
@@ -369,7 +371,7 @@ class Incoming:
             self._gate.note_unawaited(run.names[0].topic, len(run.ends), end)
 
     def _answer_partly(self, run: PublishRun, result: AppendResult) -> None:
-        """Answer a run of which the store refused some messages, or committed some already."""
+        """Answer each message of a run of which the store refused some messages, or committed some already."""
         for index in range(len(run.ends)):
             refused = result.refused.get(index)
             packet = self._packet(run, index)
@@ -394,8 +396,8 @@ class Incoming:
             if self._is_closing:
                 return
 
-    def _publish_qos2(self, run: PublishRun, places: dict[Name, Queue]) -> None:
-        """Store those messages of QoS 2 that are not known yet, in one atomic group with their identifiers."""
+    def _publish_qos2(self, run: PublishRun, queues: dict[Name, Queue]) -> None:
+        """Store the new messages of a run of QoS 2, in one atomic group with their identifiers."""
         session, flight = self._session, self._session.flight
         ids = [int.from_bytes(each) for each in run.ids]
         seen: set[int] = set()
@@ -411,7 +413,7 @@ class Incoming:
         changes = session.changes()
         _hold_all(changes, [ids[index] for index in which])
         try:
-            items = self._items(run, places, which)
+            items = self._items(run, queues, which)
             result = self._gate.publish_all(items, atomic=True, notes=changes.notes)
         except Refused:
             self._publish_singly(run)
@@ -420,14 +422,14 @@ class Incoming:
         self._open += len(which)
         self._context.counters.stored += len(which)
         if len(which) == len(ids):
-            self._hand_on(run, result.positions)
+            self._share_frames(run, result.positions)
         self._answer_qos2(run, result.end)
 
-    def _hand_on(self, run: PublishRun, positions: Sequence[int]) -> None:
-        """Let subscribers have the packets as they came."""
+    def _share_frames(self, run: PublishRun, positions: Sequence[int]) -> None:
+        """Give the packets of *run*, unchanged, to the feed as frames for subscribers."""
         context, topics = self._context, {name.topic for name in set(run.names)}
         if len(topics) > 1 or (run.ends[-1] - run.start >= LARGE_BYTES and max(map(len, run.bodies)) >= LARGE_BYTES):
-            return  # they are encoded again
+            return  # the feed encodes them again
         (topic,) = topics
         for encoding in _SAME[self._version == V5, run.qos]:
             if encoding in context.shapes.encodings:
@@ -445,13 +447,13 @@ class Incoming:
     # PUBREL
 
     def released(self, ids: Sequence[int]) -> None:
-        """Answer PUBREL packets for *ids* with PUBCOMP. Raises `Refused`."""
+        """Release the messages with *ids*, and answer PUBCOMP. Raises `Refused`."""
         session, flight = self._session, self._session.flight
         known = dict.fromkeys([packet_id for packet_id in ids if INCOMING + packet_id in flight])
         for first, count in ranges_of(list(known)):
             session.acknowledge(INCOMING + first, count)
         if self._connection.state is State.ENDED:
-            return  # an earlier commit failed, so that the session still has them
+            return  # an earlier commit failed, so the stored session still has these identifiers
         self._open -= len(known)
         self._peer.hold_until(session.until)
         self._context.counters.answers += len(ids)
@@ -469,9 +471,9 @@ def _hold_all(changes: JointChanges, ids: Sequence[int]) -> None:
 
 
 def replaced(answer: Buffer, refused: Refused, version: int) -> bytes | None:
-    """Return what replaces acknowledgements of messages that were not stored after all; None if nothing can.
+    """Return the packets to send instead of *answer*, acknowledgements whose commit failed; None if there are none.
 
-    A message of QoS 2 is known to the session by now, so its client must come back and send it with that identifier.
+    The session knows the identifier of a QoS 2 message already, so the client must reconnect and send it again.
     """
     data = bytes(answer)
     if version != V5 or data[:2] != _ANSWERS[1]:

@@ -25,20 +25,20 @@ from martlet_mqtt.wire.packets import FilterSubscription, Suback, Subscribe, Uns
 
 __all__ = ["FILTER_US", "ClientSubscriptions", "start_of"]
 
-# A filter of SUBSCRIBE and UNSUBSCRIBE.
+# Time for one filter of SUBSCRIBE or UNSUBSCRIBE.
 FILTER_US: Final = 30.0
-# Steps that one shared subscription counts as: its group may have to be opened.
+# Filters that a shared subscription counts as: its group may have to be opened.
 STEPS_A_SHARE: Final = 8
 
 
 def start_of(session: Session) -> int | None:
-    """Return from where to follow the log for an old *session*; None for its end."""
+    """Return the log position from which to follow the log for an old *session*; None for the end of the log."""
     return session.position if any(map(_is_durable, session.filters.items())) else None
 
 
 @final
 class ClientSubscriptions:
-    """Begins and ends the subscriptions of one client, to which *outgoing* sends."""
+    """Begins and ends the subscriptions of one client; *outgoing* sends their messages."""
 
     __slots__ = (
         "_connection",
@@ -73,27 +73,27 @@ class ClientSubscriptions:
 
     @property
     def _is_ended(self) -> bool:
-        """Whether the client is gone, or its session was lost with a commit that failed."""
+        """Whether the client is gone, or lost its session to a failed commit."""
         return self._connection.state is State.ENDED
 
     def resume(self) -> Steps[None]:
-        """Go on with the subscriptions of the session; one that may not be read any more stays, and brings nothing."""
+        """Resume the subscriptions of the session; one that the client may no longer read stays, without messages."""
         budget = Budget(FILTER_US)
         for topic_filter, options in list(self._session.filters.items()):
             with suppress(Refused):
-                self._go_on(grant_of(topic_filter, options), rest_of(options))
+                self._resume_one(grant_of(topic_filter, options), rest_of(options))
             if budget.is_over(_steps_of(topic_filter)):
                 yield
                 if self._is_ended:
                     return
 
     def takes_slices(self) -> bool:
-        """Return whether `resume` takes so long that others must have their turn in between."""
+        """Return whether `resume` takes so long that it must run in slices."""
         filters = self._session.filters
         return len(filters) > FILTER_US or sum(map(_steps_of, filters)) > FILTER_US
 
-    def _go_on(self, grant: Grant, rest: Rest | None) -> None:
-        """Go on with one subscription of the session, which has not brought *rest*. Raises `Refused`."""
+    def _resume_one(self, grant: Grant, rest: Rest | None) -> None:
+        """Resume a subscription whose retained messages *rest* are still to be sent. Raises `Refused`."""
         topic_filter = grant.subscription.topic_filter
         shared = split_shared(topic_filter)
         if shared is not None:
@@ -113,14 +113,14 @@ class ClientSubscriptions:
         return self._in_slices(self._subscribe(packet), steps)
 
     def _in_slices(self, steps: Steps[None], count: int) -> Awaitable[None] | None:
-        """Do *steps*, which are worth *count* filters: now if these are few."""
+        """Do *steps*, which handle *count* filters: in slices if there are many, otherwise at once."""
         if count > FILTER_US:
             return self._context.broker.turns.finish(steps)
         finish_now(steps)
         return None
 
     async def _subscribe_late(self, packet: Subscribe) -> None:
-        """Subscribe when the retained messages are known that were acknowledged until now."""
+        """Subscribe once the projection has applied all retained messages that are acknowledged now."""
         await self._context.broker.projections.wait_applied(self._context.retained)
         if not self._is_ended:
             await self._context.broker.turns.finish(self._subscribe(packet))
@@ -150,7 +150,7 @@ class ClientSubscriptions:
                 return
         self._mark([grant for grant, _, _ in begun])
         self._peer.hold_until(self._session.until)
-        self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # for the first that is refused
+        self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # SUBACK has one reason
         for grant, is_new, rest in begun:
             self._send_retained(grant, is_new, rest)
             if budget.is_over():
@@ -159,7 +159,7 @@ class ClientSubscriptions:
                     return
 
     def _with_options(self, each: FilterSubscription) -> FilterSubscription:
-        """Return *each* with the options that a bridge of MQTT 3 means, as in Mosquitto."""
+        """Return *each*; for a bridge of MQTT 3 with the options that Mosquitto sets for bridges."""
         if not self._connection.is_bridge:
             return each
         return FilterSubscription(
@@ -168,7 +168,7 @@ class ClientSubscriptions:
 
     @property
     def _may_select(self) -> bool:
-        """Whether a user property of SUBSCRIBE can be a selector."""
+        """Whether SUBSCRIBE may have a selector in its user properties."""
         return self._context.config.selectors and self._connection.version == V5
 
     def _begin(self, grant: Grant) -> tuple[Grant, bool, Rest | None]:
@@ -200,7 +200,7 @@ class ClientSubscriptions:
             self._share(grant, shared)
         rest = self.outgoing.rest_of_new(grant) if self._wants_retained(grant, is_new) else None
         try:
-            self._session.subscribe(topic_filter, self._stored(grant, rest), self._begin_of(grant))
+            self._session.subscribe(topic_filter, self._options_to_store(grant, rest), self._begin_of(grant))
         except Refused:
             if shared is not None and is_new:
                 self.outgoing.shares.remove(topic_filter)
@@ -210,20 +210,20 @@ class ClientSubscriptions:
         return grant, is_new, rest
 
     def _wants_retained(self, grant: Grant, is_new: bool) -> bool:
-        """Return whether retained messages are to be sent for *grant*, and there may be some."""
+        """Return whether *grant* asks for retained messages, and its filter may match some."""
         topic_filter, handling, retained = (
             grant.subscription.topic_filter,
             grant.subscription.retain_handling,
             self._context.retained,
         )
         if is_shared(topic_filter) or is_sys(topic_filter):
-            return False  # nothing retained is sent for shared subscriptions (MQTT 5 section 4.8.2)
+            return False  # shared subscriptions get no retained messages (MQTT 5 section 4.8.2)
         return retained.may_match(topic_filter) and (handling == 0 or (handling == 1 and is_new))
 
-    def _stored(self, grant: Grant, rest: Rest | None) -> bytes:
-        """Return what the session stores of *grant*, for which *rest* is to be sent.
+    def _options_to_store(self, grant: Grant, rest: Rest | None) -> bytes:
+        """Return the options of *grant* for the session, with *rest*, the retained messages to send for it.
 
-        What is still to be sent for an earlier SUBSCRIBE stays if this one asks for nothing.
+        If *rest* is None, the retained messages still to be sent for an earlier SUBSCRIBE remain.
         """
         if not self._session.is_stored or not grant.subscription.qos:
             return options_of(grant)
@@ -231,10 +231,10 @@ class ClientSubscriptions:
         return options_of(grant, rest if rest is not None else rest_of(before))
 
     def _begin_of(self, grant: Grant) -> int:
-        """Return the log position before which the session needs nothing for *grant*; 0 if that is where it is.
+        """Return the log position at which *grant* begins for the session; 0 for the session's own position.
 
-        A subscription that has QoS 1 or 2 already keeps its beginning [MQTT-3.8.4-4]. One that had QoS 0 begins here,
-        because a session that returns needs no older messages for it.
+        A subscription that already has QoS 1 or 2 keeps its beginning [MQTT-3.8.4-4]. A subscription that had QoS 0
+        begins now, because a session that returns needs no older messages for it.
         """
         topic_filter = grant.subscription.topic_filter
         if not self._session.is_stored or not _is_durable((topic_filter, options_of(grant))):
@@ -244,7 +244,7 @@ class ClientSubscriptions:
         return 0 if is_durable else self._context.feed.end_position()
 
     def _share(self, grant: Grant, shared: SharedFilter) -> None:
-        """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
+        """Join a shared subscription. Raises `Refused`, and `NotAccepted` if other members have another selector."""
         try:
             self.outgoing.shares.add(grant, shared)
         except Refused as refused:
@@ -254,8 +254,8 @@ class ClientSubscriptions:
             raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR) from refused
 
     def _mark(self, begun: Sequence[Grant] = ()) -> None:
-        """Have messages of the client marked as its own if they must not come back to it, now that *begun* have."""
-        if self._incoming.marks:  # one of them may have replaced the last such subscription
+        """Update whether to mark the client's messages as its own, after changes of subscriptions; *begun* are new."""
+        if self._incoming.marks:  # the last subscription with no local may be gone
             self._incoming.marks = any(options[0] & 4 for options in self._session.filters.values())
         self._incoming.marks |= any(grant.subscription.no_local for grant in begun)
 
@@ -290,7 +290,7 @@ class ClientSubscriptions:
         self._send(Unsuback(packet.packet_id, tuple(codes)))
 
     def _send(self, packet: Suback | Unsuback, text: str = "") -> None:
-        """Send *packet*, with the reason *text* if that fits. Raises `MqttError` if nothing does."""
+        """Send *packet*, with the reason *text* if it fits. Raises `MqttError` if even *packet* alone is too large."""
         connection = self._connection
         if connection.version != V5:
             data = encode_packet(packet, connection.version)
@@ -305,7 +305,7 @@ class ClientSubscriptions:
 
 
 def _is_durable(stored: tuple[str, bytes]) -> bool:
-    """Return whether a session gets messages for a filter from where it is: it has QoS 1 or 2, and is not shared."""
+    """Return whether a session keeps messages for a stored filter: it has QoS 1 or 2, and is not shared or ``$SYS``."""
     topic_filter, options = stored
     return bool(options[0] & 3) and not is_shared(topic_filter) and not is_sys(topic_filter)
 
