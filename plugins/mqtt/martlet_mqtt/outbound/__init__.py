@@ -1,1 +1,1 @@
-"""Messages to a client: its cursor, shared subscriptions, what is in flight, and its frames."""
+"""Messages to a client: its cursor, its shared subscriptions, its messages in flight, and its frames."""

@@ -1,7 +1,7 @@
-"""The frames that one client gets of a run, where they are not those that all subscribers share (`frames.py`).
+"""Frames for one client, where it cannot use the frames that subscribers share (`frames.py`).
 
-That depends on the client: the largest packet that it accepts, its topic aliases and selectors, and which messages are
-its own; and on the time, for messages that expire.
+Such frames depend on the client's maximum packet size, topic aliases and selectors, on whether a message is its own,
+and on the time, for messages that expire.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,18 +18,18 @@ from martlet_mqtt.wire.properties import U16, Property, decode_varint, encode_va
 
 __all__ = ["Aliases", "ClientFrames"]
 
-# What an alias can add to a packet: itself, and a byte to each of two lengths.
+# Most bytes that an alias adds to a packet: the property, and one byte in each of two lengths.
 ALIAS_BYTES: Final = 5
-# A shorter name takes fewer bytes than an alias saves.
+# Shortest name that gets an alias: for a shorter one, an alias saves nothing.
 NAME_BYTES_MIN: Final = 8
 _ALIAS: Final = b"\x23"
 
 
 @final
 class Aliases:
-    """Topic aliases, numbers that stand for topic names on one connection (MQTT 5 section 3.3.2.3.4).
+    """Topic aliases: numbers that replace topic names on one connection (MQTT 5 section 3.3.2.3.4).
 
-    The first names that are sent to a client get them.
+    The first names sent to a client get them.
     """
 
     __slots__ = ("_max", "_numbers")
@@ -39,9 +39,9 @@ class Aliases:
         self._numbers: dict[bytes, int] = {}
 
     def shorten(self, frame: bytes, more: int = 0) -> bytes:
-        """Return the PUBLISH packet *frame* of MQTT 5 with an alias, and without its name if the client knows it.
+        """Return *frame*, a PUBLISH of MQTT 5, with an alias; without its name if the client knows the alias.
 
-        *more* bytes of its payload follow it.
+        *more* bytes of the payload follow the frame.
         """
         _, at = decode_varint(frame, 1)
         end = at + 2 + (frame[at] << 8 | frame[at + 1])
@@ -65,7 +65,7 @@ class Aliases:
 
 @final
 class ClientFrames:
-    """Encodes for one client."""
+    """Encodes messages for one client."""
 
     __slots__ = ("_aliases", "_context", "_last", "_packet_bytes_max", "client_id", "version")
 
@@ -77,16 +77,16 @@ class ClientFrames:
         self._packet_bytes_max = properties.number(Property.MAXIMUM_PACKET_SIZE, 1 << 30)
         alias_max = min(properties.number(Property.TOPIC_ALIAS_MAXIMUM, 0), context.config.alias_max)
         self._aliases = Aliases(alias_max) if alias_max else None
-        self._last: tuple[tuple[Grant, ...], Shape] | None = None  # mostly the next ones too
+        self._last: tuple[tuple[Grant, ...], Shape] | None = None  # usually the next run has the same grants
 
     def shape(self, grants: tuple[Grant, ...]) -> Shape:
-        """Return how the client gets messages that *grants* bring."""
+        """Return the shape of messages that match *grants*."""
         if self._last is None or self._last[0] is not grants:
             self._last = grants, self._context.shapes.of(self.version, grants)
         return self._last[1]
 
     def of_run(self, run: Run, grants: tuple[Grant, ...], shape: Shape) -> Frames:
-        """Return the frames of *run*, which *grants* bring; *shape* is theirs. Raises `Refused`."""
+        """Return the frames of *run*, which matches *grants* with their *shape*. Raises `Refused`."""
         if shape.selects:
             return self._selected(run, grants)
         frames = run.frames(shape.encoding)
@@ -95,7 +95,7 @@ class ClientFrames:
         return frames
 
     def fitting(self, frame: bytes, more: int = 0) -> bytes:
-        """Return *frame*; empty if with *more* bytes it is larger than the client accepts.
+        """Return *frame*; empty if it, with *more* bytes after it, is larger than the client accepts.
 
         [MQTT-3.1.2-24, MQTT-3.1.2-25]
         """
@@ -105,21 +105,21 @@ class ClientFrames:
         return b""
 
     def chosen(self, grants: tuple[Grant, ...], record: RecordView) -> tuple[Grant, ...]:
-        """Return which of *grants* bring *record*. Raises `Refused`."""
+        """Return the *grants* whose selectors accept *record*. Raises `Refused`."""
         return self._choose(grants)(record) if has_selector(grants) else grants
 
     def _choose(self, grants: tuple[Grant, ...]) -> Callable[[RecordView], tuple[Grant, ...]]:
         return chooser(self._context.broker, grants)
 
     def _shortened(self, frame: bytes, more: int) -> bytes:
-        """Return *frame* with an alias, if aliases are in use and the client accepts what one may add."""
+        """Return *frame* with an alias, if the client uses aliases and accepts the added bytes."""
         if not frame or self._aliases is None or len(frame) + more + ALIAS_BYTES > self._packet_bytes_max:
             return frame
         return self._aliases.shorten(frame, more)
 
     def _one_by_one(self, run: Run, frames: Frames, grants: tuple[Grant, ...], shape: Shape) -> Frames:
-        """Return the frames of a run of which some are not the same for all subscribers."""
-        found, is_same = _Found(), self._aliases is None
+        """Return the frames of a run for this client, from the shared *frames* where these are not empty."""
+        own, is_same = _FrameList(), self._aliases is None
         messages = run.decoded(self._arrived_in) if not frames.is_whole else []
         now_ms, start = self._context.broker.clock.now_ms(), 0
         for index, end in enumerate(frames.ends):
@@ -131,28 +131,28 @@ class ClientFrames:
                 if arrived is not None:
                     payload, is_same = arrived.large, is_same and arrived.is_plain
             start = end
-            self._add(found, frame, payload)
-        own = found.frames()
-        if is_same and own.is_whole:
-            run.keep(shape.encoding.name, own)
-        return own
+            self._add(own, frame, payload)
+        whole = own.frames()
+        if is_same and whole.is_whole:
+            run.keep(shape.encoding.name, whole)
+        return whole
 
     def _selected(self, run: Run, grants: tuple[Grant, ...]) -> Frames:
-        """Return the frames of a run, which selectors leave out some messages of."""
-        found = _Found()
+        """Return the frames of a run, empty for messages that the selectors of *grants* reject."""
+        selected = _FrameList()
         choose, now_ms = self._choose(grants), self._context.broker.clock.now_ms()
         for record, arrived in zip(run.records(), run.decoded(self._arrived_in), strict=True):
-            own, frame = choose(record), b""
-            if own:
-                frame = self._alone(arrived, own, self.shape(own), now_ms)
-            self._add(found, frame, arrived.large if arrived is not None else b"")
-        return found.frames()
+            accepting, frame = choose(record), b""
+            if accepting:
+                frame = self._alone(arrived, accepting, self.shape(accepting), now_ms)
+            self._add(selected, frame, arrived.large if arrived is not None else b"")
+        return selected.frames()
 
-    def _add(self, found: "_Found", frame: bytes, payload: bytes) -> None:
-        """Add *frame*, which *payload* follows, as the client gets it."""
+    def _add(self, frames: "_FrameList", frame: bytes, payload: bytes) -> None:
+        """Add *frame*, followed by *payload*, to *frames*; shortened if the client uses aliases, empty if too large."""
         if frame:
             frame = self._shortened(self.fitting(frame, len(payload)), len(payload))
-        found.add(frame, payload)
+        frames.add(frame, payload)
 
     def _arrived_in(self, records: Buffer) -> Sequence[Arrived | None]:
         return arrived_in(records, self._context.broker.delivered_bytes_max)
@@ -173,8 +173,8 @@ class ClientFrames:
 
 
 @final
-class _Found:
-    """Frames that are found one by one."""
+class _FrameList:
+    """Collects frames one by one."""
 
     __slots__ = ("_each", "_ends", "_payloads", "_size")
 
@@ -185,7 +185,7 @@ class _Found:
         self._size = 0
 
     def add(self, frame: bytes, payload: bytes) -> None:
-        """Add *frame*, which *payload* follows unless it is empty."""
+        """Add *frame*, followed by *payload*, which may be empty."""
         if frame and payload:
             self._payloads[len(self._each)] = payload
         self._each.append(frame)

@@ -1,8 +1,8 @@
-"""Messages that precede those of a client's cursor: messages sent again and retained ones, read from the log.
+"""Due messages: read from the log and sent before the messages of a client's cursor.
 
-When a client comes back, what is in flight is sent first, with DUP and the identifiers of before (MQTT 5 section 4.4);
-then the cursor continues where the session is. Retained messages are due when a subscription begins. A session knows
-how far they were sent, so that the rest follows on another connection.
+When a client returns, its messages in flight are sent again first, with DUP and their old identifiers (MQTT 5 section
+4.4); then the cursor continues at the session's position. Retained messages are due when a subscription begins. The
+session stores the progress, so the remaining ones follow on the next connection.
 """
 
 from collections import deque
@@ -31,28 +31,28 @@ from martlet_mqtt.wire.packets import FilterSubscription
 
 __all__ = ["DueMessages"]
 
-# Records that are read at once for a client.
+# Records read ahead for a client.
 READ_MESSAGES: Final = 64
 READ_BYTES: Final = 1 << 18
 FILTER_US: Final = 16.0
-PROPERTY_BYTES: Final = 64  # a property beyond the usual ones takes as long as so many bytes
-# The session has no room for the name up to which retained messages were sent; it may get some of them again.
+PROPERTY_BYTES: Final = 64  # bytes that take as long as one unusual property
+# Refusals of a progress note because the session has no room; the client may get some retained messages again.
 NO_ROOM: Final = frozenset((Reason.ILLEGAL, Reason.BUSY))
 
 
 class Wanted(NamedTuple):
-    """Retained messages that are due for ``grant``: the first part of ``rest``."""
+    """The retained messages due for ``grant``: the first part of ``rest``."""
 
     grant: Grant
     rest: Rest
 
 
 class Due(NamedTuple):
-    """A message to read from the log and send before the cursor goes on.
+    """A message to read from the log and send before the cursor continues.
 
-    It is in flight already as ``number``; or it is what is ``wanted`` of the retained message of ``name``, and number
-    and position are 0 until it is read. The position of a retained message is where it was published. After all that is
-    wanted, one follows without a name.
+    A message in flight has its ``number`` and its log position. A retained message has its ``name``, and ``wanted`` for
+    the subscription; its number is 0, and its position is 0 until it is read, and then its origin. An entry with an
+    empty name marks the end of the retained messages of a subscription.
     """
 
     position: int
@@ -63,7 +63,7 @@ class Due(NamedTuple):
 
 @final
 class DueMessages:
-    """The due messages of one client; ``may_read`` tells whether it may get messages of a name, and is set first."""
+    """The due messages of one client; the caller sets ``may_read``, which returns whether it may read a name."""
 
     __slots__ = (
         "_context",
@@ -88,21 +88,21 @@ class DueMessages:
         self._flight = flight
         self._frames = frames
         self._due: deque[Due] = deque()
-        # By filter, the names with retained messages that are due after these.
+        # By filter, the names of retained messages that are not in `_due` yet.
         self._retained: dict[str, tuple[Iterator[str], Wanted]] = {}
         self._ready: deque[tuple[Due, bytes | None]] = deque()
         self._is_reading = False
-        # The names of retained messages in flight, by where they were published; known once retention has moved one.
+        # Names of retained messages in flight, by origin; computed once retention has moved one of them.
         self._moved: dict[int, str] | None = None
-        # The subscriptions of the session, by filter, as long as messages are sent again for them.
+        # The subscriptions of the session, by filter, while messages are sent again.
         self._resent: RouteCache[bool] | None = None
 
     def __bool__(self) -> bool:
-        """Whether something is due."""
+        """Whether any message is due."""
         return bool(self._due or self._ready or self._retained)
 
     def resend(self, number: int, position: int) -> None:
-        """Send the message at *position* again, which is in flight as *number*."""
+        """Send the message in flight as *number*, at *position*, again."""
         self._due.append(Due(position, number))
 
     def add_retained(self, grant: Grant, rest: Rest) -> None:
@@ -112,13 +112,13 @@ class DueMessages:
         self._peer.wake()
 
     def forget_retained(self, topic_filter: str) -> None:
-        """Do not send retained messages for *topic_filter* that are due."""
+        """Drop the retained messages that are due for *topic_filter*."""
         self._retained.pop(topic_filter, None)
         self._due = deque(due for due in self._due if not _is_for(due, topic_filter))
         self._ready = deque(each for each in self._ready if not _is_for(each[0], topic_filter))
 
     def collect(self, budget_bytes: int) -> int:
-        """Send about *budget_bytes* of what was read, and read more; return how many bytes."""
+        """Send about *budget_bytes* of messages already read, and read more; return the bytes sent."""
         size, sent = 0, dict[str, Due]()
         while self._ready and size < budget_bytes and self._flight.room() > 0:
             due, record = self._ready.popleft()
@@ -139,7 +139,7 @@ class DueMessages:
         return size
 
     async def _read(self) -> None:
-        """Read some of what is due from the log."""
+        """Read some due messages from the log."""
         if self._resent is None and any(due.number for due in self._due):
             self._resent = await self._context.broker.turns.finish(self._index_filters())
         size, projections = 0, self._context.broker.projections
@@ -148,16 +148,16 @@ class DueMessages:
                 if not self._retained:
                     break
                 await projections.wait_applied(self._context.retained, self._end_of_retained())
-                self._take_retained()
+                self._queue_retained()
                 await trio.lowlevel.checkpoint()
                 continue
             due = self._due[0]
             entry = self._entry_of(due)
             record = await self._record_of(due, entry)
             if not self._due or self._due[0] is not due:
-                continue  # it was unsubscribed from meanwhile
+                continue  # the client unsubscribed meanwhile
             if record is None and self._entry_of(due) != entry:
-                continue  # retention has moved it meanwhile
+                continue  # retention moved the record meanwhile
             self._due.popleft()
             if entry is not None:
                 self._ready.append((due._replace(position=entry.origin), record))
@@ -168,7 +168,7 @@ class DueMessages:
         self._peer.wake()
 
     async def _record_of(self, due: Due, entry: Entry | None) -> bytes | None:
-        """Read the record of *due*, whose retained message is *entry*; None if there is none."""
+        """Return the record of *due*, a message in flight or the retained message *entry*; None if there is none."""
         store, retained = self._context.broker.store, self._context.retained
         if due.wanted is not None:
             return await store.lookup.known_record_far(entry.position) if entry is not None else None
@@ -184,13 +184,13 @@ class DueMessages:
         return await store.lookup.known_record_far(entry.position) if entry and entry.origin == due.position else None
 
     def _end_of_retained(self) -> int:
-        """Return the log position before which the next retained messages that are due were published."""
+        """Return the log position at which the next part of due retained messages ends; 0 if none are due."""
         return next((wanted.rest.end for _, wanted in self._retained.values()), 0)
 
-    def _take_retained(self) -> None:
-        """Find some retained messages that are due."""
+    def _queue_retained(self) -> None:
+        """Move the names of some retained messages to the due messages."""
         if not self._retained:
-            return  # all were unsubscribed from meanwhile
+            return  # the client unsubscribed meanwhile
         topic_filter, (matches, wanted) = next(iter(self._retained.items()))
         for _ in range(READ_MESSAGES):
             name = next(matches, None)
@@ -202,20 +202,20 @@ class DueMessages:
             self._due.append(Due(0, 0, name, wanted))
 
     def _entry_of(self, due: Due) -> Entry | None:
-        """Return the retained message that is due; None if it is not due any more, or in flight."""
+        """Return the retained message of *due*; None if it is no longer due, or if *due* is in flight."""
         wanted, entry = due.wanted, self._context.retained.get(due.name)
         if wanted is None or entry is None:
             return None
-        # It was published right before its record among the retained ones, so if the end is between them, it is due.
+        # The origin counts: the hidden copy follows the message directly, and a part may end between the two.
         return entry if wanted.rest.start < entry.origin <= wanted.rest.end else None
 
     def _send(self, due: Due, record: bytes | None) -> int:
-        """Send one message that is due; return its size."""
+        """Send one due message; return its size in bytes."""
         number = due.number
         if due.wanted is not None and not due.name:
             return 0
         if number and not self._flight.is_due(number, due.position):
-            return 0  # it was acknowledged meanwhile
+            return 0  # the client acknowledged it meanwhile
         frame = b""
         if record is None:
             self._context.counters.removed += 1
@@ -228,10 +228,10 @@ class DueMessages:
         return len(frame)
 
     def _note_sent(self, topic_filter: str, due: Due) -> None:
-        """Note how far retained messages were sent: up to *due*, which may be the last one."""
+        """Store the progress of retained messages in the session: sent up to *due*, or all if *due* marks their end."""
         stored, wanted = self._session.filters.get(topic_filter, b""), due.wanted
         if wanted is None or rest_of(stored) is None:
-            return  # the session does not outlive the connection, or need not know
+            return  # the session does not outlive the connection, or stores no progress of this filter
         rest: Rest | None = wanted.rest._replace(name=due.name)
         if not due.name:
             _, end, last, _ = wanted.rest
@@ -273,26 +273,26 @@ class DueMessages:
         return frames.fitting(encode_alone(arrived, shape, "", now_ms, retain=retain, expires=False))
 
     def _index_filters(self) -> Steps[RouteCache[bool]]:
-        """Return the filters of the session, by whether they are shared, in slices."""
-        found, budget = RouteCache[bool](), Budget(FILTER_US)
+        """Return the filters of the session, with True for a shared subscription; in slices."""
+        filters, budget = RouteCache[bool](), Budget(FILTER_US)
         for topic_filter, options in list(self._session.filters.items()):
             shared = split_shared(topic_filter)
             inner = topic_filter if shared is None else shared.topic_filter
-            found.add(inner, shared is not None, grant_of(topic_filter, options))
+            filters.add(inner, shared is not None, grant_of(topic_filter, options))
             if budget.is_over():
                 yield
-        return found
+        return filters
 
     def _grants_of(self, name: str, qos: int, record: RecordView) -> tuple[Grant, ...]:
-        """Return the subscriptions for which a message of *name* is sent again with *qos*, that of the first time."""
-        assert self._resent is not None  # since its record was read
-        found = self._resent.match(name)
-        own = self._frames.chosen(cast("tuple[Grant, ...]", found.get(False) or ()), record)
-        grants = own or self._frames.chosen(cast("tuple[Grant, ...]", found.get(True) or ()), record)
+        """Return the subscriptions for which a message of *name* is sent again, with *qos* as at the first time."""
+        assert self._resent is not None  # set before its record was read
+        matching = self._resent.match(name)
+        own = self._frames.chosen(cast("tuple[Grant, ...]", matching.get(False) or ()), record)
+        grants = own or self._frames.chosen(cast("tuple[Grant, ...]", matching.get(True) or ()), record)
         same = replace(grants[0].subscription, qos=qos) if grants else FilterSubscription("", qos)
         return Grant(same, grants[0].identifier if grants else 0), *grants[1:]
 
 
 def _is_for(due: Due, topic_filter: str) -> bool:
-    """Return whether a retained message is due for the subscription with *topic_filter*."""
+    """Return whether *due* is a retained message for the subscription with *topic_filter*."""
     return due.wanted is not None and due.wanted.grant.subscription.topic_filter == topic_filter

@@ -1,16 +1,16 @@
 """Messages in flight to one client: packet identifiers and acknowledgements (MQTT 5 sections 4.3 and 4.9).
 
-The session knows which packet identifiers are in use, as numbers above 65,535 that say what for:
+The session stores each packet identifier in use as a number that includes its purpose:
 
-| number | what the identifier is for |
+| number | purpose of the identifier |
 |---|---|
 | id | a message of QoS 1, until PUBACK |
-| `QOS2` + id | a message of QoS 2, until PUBREC; then nothing but the identifier, until PUBCOMP |
+| `QOS2` + id | a message of QoS 2, until PUBREC; then only the identifier, until PUBCOMP |
 | `INCOMING` + id | a message of QoS 2 that the client sent, until PUBREL (`incoming.py`) |
 
-`RETAINED` is added for a message that is sent because a subscription began. A message leaves when it is durable that it
-is in flight, so that its identifier means the same after any crash. The identifier of a message of QoS 1 that a shared
-group leases to the client (`shares.py`) is not in the session.
+`RETAINED` is added for a retained message that a new subscription causes. A message leaves once the note of its
+identifier is durable, so the identifier means the same message after any crash. A message of QoS 1 that a shared group
+leases to the client (`shares.py`) has an identifier that is not in the session.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -34,7 +34,7 @@ RETAINED: Final = 1 << 18
 
 @final
 class Flight:
-    """The packet identifiers of one client, of which *window* may be in use."""
+    """The packet identifiers of one client; at most *window* are in use."""
 
     __slots__ = (
         "_counters",
@@ -57,29 +57,29 @@ class Flight:
         self._shares = shares
         self._window = window
         self._is_closed = False
-        # Identifiers in flight to the client, without what they are for.
+        # Packet identifiers in use for messages to the client, without their purpose.
         self._used = {number & IDS_MAX for number in session.flight if not number & INCOMING}
-        # Those of messages that are in flight since an earlier connection, and not yet sent on this one.
+        # Identifiers of messages in flight from an earlier connection that are not yet sent again on this one.
         self._unsent: set[int] = set()
         self._next_id = session.next_id & IDS_MAX or 1
 
     def room(self) -> int:
-        """Return how many messages may be sent; those in flight that were not sent on this connection do not count."""
+        """Return how many more messages may be sent; messages in flight not yet sent again do not count."""
         return self._window - len(self._used) + len(self._unsent)
 
     def close(self) -> None:
-        """Acknowledge nothing more: the connection has lost the session."""
+        """Send no more PUBREL: the connection has lost the session."""
         self._is_closed = True
 
-    # an earlier connection's
+    # messages in flight from an earlier connection
 
     def resume(self) -> list[tuple[int, int]]:
-        """Send PUBREL again where only that is in flight; return the numbers of messages, each with its position."""
+        """Send PUBREL again for identifiers that wait for PUBCOMP; return the number and position of each message."""
         flight = self._session.flight.items()
         self._send_releases([number for number, position in flight if position == NO_MESSAGE and number & QOS2])
-        found = [(number, position) for number, position in flight if position != NO_MESSAGE]
-        self._unsent.update([number & IDS_MAX for number, _ in found])
-        return found
+        messages = [(number, position) for number, position in flight if position != NO_MESSAGE]
+        self._unsent.update([number & IDS_MAX for number, _ in messages])
+        return messages
 
     def _send_releases(self, numbers: Sequence[int]) -> None:
         if numbers:
@@ -87,15 +87,15 @@ class Flight:
             self._peer.send(b"".join([b"\x62\x02" + (number & IDS_MAX).to_bytes(2) for number in numbers]))
 
     def is_due(self, number: int, position: int) -> bool:
-        """Return whether the message with *number* is still in flight; from now on it counts as sent."""
+        """Return whether the message with *number* is still in flight, and count it as sent."""
         self._unsent.discard(number & IDS_MAX)
         return self._session.flight.get(number) == position
 
     def drop(self, number: int) -> None:
         """Free the identifier of a message that cannot be sent again. Raises `Refused`.
 
-        With QoS 2 the client may have the message, and would take another one with its identifier for this one. PUBREL
-        makes it forget that [MQTT-4.3.3-11], and PUBCOMP frees the identifier.
+        With QoS 2 the client may have received the message, and would mistake another message with this identifier for
+        it. PUBREL makes the client forget the identifier [MQTT-4.3.3-11], and PUBCOMP frees it.
         """
         if number & QOS2:
             self._session.hold(number)
@@ -116,7 +116,15 @@ class Flight:
         flags: int,
         payloads: Sequence[tuple[int, bytes]] = (),
     ) -> None:
-        """Give the frames in *data* packet identifiers, note that they are in flight, and send them with *payloads*."""
+        """Give the frames in *data* packet identifiers, note them as in flight, and send them with *payloads*.
+
+        Args:
+          starts: the position of each frame in *data*.
+          positions: the log position of each message.
+          end: the log position before which the client has every message once these are sent.
+          flags: added to the numbers, such as `RETAINED`.
+          payloads: as for `with_payloads`.
+        """
         qos, count, session = data[0] >> 1 & 3, len(starts), self._session
         self._counters.delivered += count
         if not qos:
@@ -139,7 +147,7 @@ class Flight:
             self._peer.send(data)
 
     def take_ids(self, count: int) -> tuple[int, int]:
-        """Return the next free packet identifier, and how many from there on are free, up to *count*; they are used."""
+        """Take up to *count* consecutive free identifiers; return the first, and their number."""
         used, first = self._used, self._next_id
         while first > IDS_MAX or first in used:
             first = first + 1 if first < IDS_MAX else 1
@@ -153,12 +161,12 @@ class Flight:
     # acknowledgements
 
     def acknowledged(self, kind: PacketType, ids: Sequence[int]) -> list[int]:
-        """Take PUBACK or PUBCOMP for *ids*; return those that are not in flight like that. Raises `Refused`."""
+        """Handle PUBACK or PUBCOMP for *ids*; return the ids that wait for no such packet. Raises `Refused`."""
         base = QOS2 if kind is PacketType.PUBCOMP else 0
         if self._shares.has_leased and not base:
-            rest = self._shares.settle(dict.fromkeys(ids))  # one that comes twice frees its identifier, too
-            self._used.difference_update(set(ids).difference(rest))
-            ids = rest
+            unshared = self._shares.settle(dict.fromkeys(ids))  # without duplicates
+            self._used.difference_update(set(ids).difference(unshared))
+            ids = unshared
         unknown = self._settle(base, ids)
         if unknown:
             unknown = self._settle(base + RETAINED, unknown)
@@ -186,9 +194,9 @@ class Flight:
         return unknown
 
     def received(self, ids: Sequence[int], reason: int) -> list[int]:
-        """Take PUBREC for *ids* with *reason*; return those that are unknown. Raises `Refused`.
+        """Handle PUBREC for *ids* with *reason*; return the unknown ids. Raises `Refused`.
 
-        The answer PUBREL leaves when it is durable that they were received [MQTT-4.3.3-4].
+        The answer PUBREL leaves once the note of the receipt is durable [MQTT-4.3.3-4].
         """
         session, numbers, unknown = self._session, self._session.flight, list[int]()
         known: list[int] = []
@@ -204,7 +212,7 @@ class Flight:
         elif known:
             for first, count in ranges_of([number for number in dict.fromkeys(known) if numbers[number] != NO_MESSAGE]):
                 session.hold(first, count)
-            if not self._is_closed:  # else the session was lost with a failed commit
+            if not self._is_closed:  # otherwise a failed commit lost the session
                 self._peer.hold_until(session.until)
                 self._send_releases(known)
         self._peer.wake()
@@ -217,11 +225,11 @@ class Flight:
 
 
 def ranges_of(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """Return *ids* as ranges of consecutive ones: the first, and how many."""
-    found: list[tuple[int, int]] = []
+    """Return *ids* as ranges of consecutive numbers, each with its first number and its length."""
+    ranges: list[tuple[int, int]] = []
     for each in ids:
-        if found and each == found[-1][0] + found[-1][1]:
-            found[-1] = found[-1][0], found[-1][1] + 1
+        if ranges and each == ranges[-1][0] + ranges[-1][1]:
+            ranges[-1] = ranges[-1][0], ranges[-1][1] + 1
         else:
-            found.append((each, 1))
-    return found
+            ranges.append((each, 1))
+    return ranges

@@ -1,12 +1,12 @@
-"""Messages to one client, from the log: its cursor, its shared subscriptions, and in which order they get the socket.
+"""Messages to one client: its cursor in the log, its shared subscriptions, and the order in which they are sent.
 
-| what | where |
+| part | module |
 |---|---|
 | packet identifiers and acknowledgements | `flight.py` |
-| messages in flight that are sent again, and retained messages | `due.py` |
+| messages sent again, and retained messages | `due.py` |
 | frames that depend on the client | `client_frames.py` |
 | metrics of the broker | `Metrics` |
-| what the groups of shared subscriptions have for the client | `shares.py` |
+| messages of shared subscriptions | `shares.py` |
 """
 
 from collections.abc import Hashable, Sequence
@@ -39,9 +39,9 @@ BEGIN: Final = -1
 
 @final
 class Metrics:
-    """Metrics of the broker (`$SYS`) that wait until there is room; they are in no log, and sent with QoS 0.
+    """Metrics of the broker (`$SYS`) that wait until the socket has room; they are not in the log, and have QoS 0.
 
-    A newer value replaces one that has not been sent yet.
+    A newer value replaces an unsent value.
     """
 
     __slots__ = ("_context", "_frames", "_gate", "_peer", "_waiting")
@@ -51,25 +51,25 @@ class Metrics:
         self._context = context
         self._gate = gate
         self._frames = frames
-        # By name and subscriptions: the value, and whether it is sent as retained.
+        # By name and subscriptions: the value, and whether it is sent with RETAIN.
         self._waiting: dict[tuple[str, tuple[Grant, ...]], tuple[bytes, bool]] = {}
 
     def __bool__(self) -> bool:
-        """Whether something waits."""
+        """Whether any metric waits."""
         return bool(self._waiting)
 
     def add(self, name: str, value: bytes, grants: Sequence[Grant], *, retain: bool) -> None:
-        """Send a figure for *grants* when there is room."""
+        """Send *value* for *grants* once the socket has room."""
         self._waiting[name, tuple(grants)] = value, retain
         self._peer.wake()
 
     def forget(self, topic_filter: str) -> None:
-        """Do not send what waits for *topic_filter*."""
+        """Drop waiting metrics for *topic_filter*."""
         for key in [key for key in self._waiting if any(e.subscription.topic_filter == topic_filter for e in key[1])]:
             del self._waiting[key]
 
     def send(self, budget_bytes: int) -> int:
-        """Send what waits, about *budget_bytes*; return how many bytes."""
+        """Send about *budget_bytes* of waiting metrics; return the bytes sent."""
         size = 0
         for name, grants in list(self._waiting):
             if size >= budget_bytes:
@@ -92,11 +92,11 @@ class Metrics:
 class Outgoing:
     """The messages to one client.
 
-    `flight` takes its acknowledgements, `shares` are its shared subscriptions, and `metrics` are messages in no log.
-    It follows the log from its end, or from *start*; then it sends nothing before `resend`.
+    ``flight`` handles its acknowledgements, ``shares`` are its shared subscriptions, and ``metrics`` sends metrics.
+    It follows the log from its end, or from position *start*. With *start*, it sends nothing before `resend`.
 
     Raises:
-      Refused: the client may not follow it.
+      Refused: the client may not follow the log.
     """
 
     __slots__ = (
@@ -126,18 +126,18 @@ class Outgoing:
         self._frames = ClientFrames(context, connect)
         self.metrics = Metrics(peer, context, gate, self._frames)
         self._due = DueMessages(peer, context, session, self.flight, self._frames)
-        # By filter, retained messages to send once the cursor has brought what the client missed: they are among that,
-        # and would come before older ones of their names.
+        # By filter, retained messages to send once the client has caught up: some are among the messages that it
+        # missed, and would come before older messages of their names.
         self._later: dict[str, tuple[Grant, Rest]] = {}
         cursor = gate.follow(context.feed, peer.wake, {}, start, _is_droppable, is_paused=start is not None)
         self._cursor, session.where, self._due.may_read = cursor, lambda: cursor.position, cursor.may_read
 
-    # the beginning
+    # begin
 
     def go_on(self, grant: Grant, rest: Rest | None) -> None:
-        """Send messages for *grant*, which the session has, and *rest*: of QoS 1 and 2 from where it is, of 0 new ones.
+        """Resume *grant* of the session, and send its retained messages *rest*. Raises `Refused`.
 
-        One that was new while the session was behind begins where it did then. Raises `Refused`.
+        With QoS 1 or 2 it resumes at the session's position, or at its own later beginning; with QoS 0 at the end.
         """
         topic_filter = grant.subscription.topic_filter
         begin = self._session.begins.get(topic_filter, 0)
@@ -146,18 +146,18 @@ class Outgoing:
             self._later[topic_filter] = grant, rest
 
     def resend(self) -> None:
-        """Send what is in flight, and then what the cursor brings."""
+        """Send messages in flight again, and then the messages of the cursor."""
         for number, position in self.flight.resume():
             self._due.resend(number, position)
         for grant, rest in list(self._later.values()):
-            if rest.start == BEGIN or rest.name:  # the others follow what the client missed
+            if rest.start == BEGIN or rest.name:  # the others wait until the client has caught up
                 self.send_retained(grant, rest)
         self._cursor.resume()
         self._peer.wake()
 
     @property
     def has_missed(self) -> bool:
-        """Whether retention may have removed messages that its subscriptions match before the client returned."""
+        """Whether retention may have removed messages of the client's subscriptions before it returned."""
         cursor, feed, begins = self._cursor, self._context.feed, self._cursor.begins or {}
         if feed.has_removed(self._session.position, cursor.filters.keys() - begins):
             return True
@@ -170,11 +170,11 @@ class Outgoing:
 
     @property
     def dropped(self) -> int:
-        """How many messages of QoS 0 the client did not get because it was too slow."""
+        """The number of QoS 0 messages dropped because the client was too slow."""
         return self._cursor.dropped
 
     def close(self) -> None:
-        """Stop; the session remembers where."""
+        """Stop; the session keeps the position."""
         self.flight.close()
         self.shares.leave()
         self._context.counters.dropped += self._cursor.dropped
@@ -187,9 +187,10 @@ class Outgoing:
         self._cursor.check(topic_filter)
 
     def rest_of_new(self, grant: Grant) -> Rest:
-        """Return the retained messages to send if *grant* is subscribed to now, and in which order.
+        """Return the retained messages to send if *grant* begins now.
 
-        If the client has the subscription already and is behind, those that are among what it missed come after that.
+        If the client has the subscription already and is behind, retained messages that its cursor has not reached yet
+        are the last part, sent once the client has caught up.
         """
         cursor, store = self._cursor, self._context.broker.store
         if grant.subscription.topic_filter not in cursor.filters:
@@ -202,12 +203,12 @@ class Outgoing:
     def subscribe(self, grant: Grant) -> None:
         """Send messages for *grant* that are published from now on. Raises `Refused`.
 
-        If the client has the subscription already, what waits for it is sent too (MQTT 5 section 3.8.4).
+        If the client has the subscription already, messages that wait for it are sent, too (MQTT 5 section 3.8.4).
         """
         self._cursor.add_filter(grant.subscription.topic_filter, grant)
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """Send nothing more for *topic_filter*, except what is in flight."""
+        """Stop sending messages for *topic_filter*, except messages in flight."""
         self._later.pop(topic_filter, None)
         self._cursor.remove_filter(topic_filter)
         self.shares.remove(topic_filter)
@@ -215,7 +216,7 @@ class Outgoing:
         self._due.forget_retained(topic_filter)
 
     def send_retained(self, grant: Grant, rest: Rest) -> None:
-        """Send *rest* for *grant*, instead of what is due for it of an earlier SUBSCRIBE."""
+        """Send the retained messages *rest* for *grant*, instead of those due for an earlier SUBSCRIBE."""
         topic_filter = grant.subscription.topic_filter
         self._due.forget_retained(topic_filter)
         self._later.pop(topic_filter, None)
@@ -226,7 +227,7 @@ class Outgoing:
     # delivery
 
     def collect(self, budget_bytes: int) -> None:
-        """Send what there is, about *budget_bytes*. Raises `Refused`."""
+        """Send about *budget_bytes* of messages. Raises `Refused`."""
         if self.metrics:
             budget_bytes -= self.metrics.send(budget_bytes)
         if self._due:
@@ -246,8 +247,8 @@ class Outgoing:
                 for run, grants in cursor.collect(budget_bytes, count):
                     budget_bytes = 0 if run.is_compressed or run.is_heavy else budget_bytes - len(run.data)
                     self._deliver(run, cast("tuple[Grant, ...]", grants))
-            except Exception:  # whatever it is, it ends the connection
-                self._session.where = lambda: 0  # not the cursor's: some of what it gave was not delivered
+            except Exception:  # any error ends the connection
+                self._session.where = lambda: 0  # not the cursor's position: some of its messages were not sent
                 raise
             if not cursor.has_pending:
                 if self._later and cursor.place is CursorPlace.TAIL:
@@ -255,7 +256,7 @@ class Outgoing:
                 return
 
     def _end_catching_up(self) -> None:
-        """Send the retained messages that had to wait until the client has what it missed."""
+        """Send the retained messages that had to wait until the client had caught up."""
         later, self._later = self._later, {}
         for grant, rest in later.values():
             self._due.add_retained(grant, rest)
@@ -319,7 +320,7 @@ class Outgoing:
             self._context.counters.delivered += 1
 
     def _hand_over(self, member: Member, delivery: Delivery, offset: int, position: int, packet_id: int) -> None:
-        """Make a message of a group one of this session, which alone may complete it [MQTT-4.8.2-5]."""
+        """Move a message from its group into this session, which alone may complete it [MQTT-4.8.2-5]."""
         changes = self._session.changes()
         changes.hand_out(QOS2 + packet_id, [position], self._session.position)
         note = member.group.acknowledgement(delivery.queue_id, offset, delivery.generation)
@@ -333,5 +334,5 @@ class Outgoing:
 
 
 def _is_droppable(grants: tuple[Hashable, ...]) -> bool:
-    """Whether messages for *grants* may be dropped: all of them have QoS 0."""
+    """Return whether messages for *grants* may be dropped: all grants have QoS 0."""
     return not any(cast("Grant", grant).subscription.qos for grant in grants)

@@ -1,7 +1,7 @@
-"""Selectors: a subscription of MQTT 5 with a condition on the properties of messages, in SQL92.
+"""Selectors: conditions in SQL92 on the properties of messages, for subscriptions of MQTT 5.
 
-The condition is the user property ``selector`` of SUBSCRIBE, and applies to all its filters. It is about the properties
-of records (`messages.py`). A plugin that knows the language compiles it (`Broker.selection`).
+A selector is the user property ``selector`` of SUBSCRIBE, and applies to all its filters. It tests the properties of
+records (`messages.py`). The plugin for the language compiles it (`Broker.selection`).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,29 +25,30 @@ PROPERTY: Final = "selector"
 
 def selector_of(broker: Broker, properties: Properties) -> str:
     """Return the selector of a SUBSCRIBE with *properties*; empty if it has none. Raises `NotAccepted`."""
-    found = [value for name, value in properties.user if name == PROPERTY]
-    if not found:
+    selectors = [value for name, value in properties.user if name == PROPERTY]
+    if not selectors:
         return ""
     reason = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
-    if len(found) > 1:
-        raise NotAccepted(f"there are {len(found)} user properties {PROPERTY!r}; send one", reason)
-    if not found[0] or len(found[0]) > CACHED_CHARS_MAX:
-        text = f"a selector has {len(found[0])} characters; send 1 to {CACHED_CHARS_MAX}"
+    if len(selectors) > 1:
+        raise NotAccepted(f"there are {len(selectors)} user properties {PROPERTY!r}; send one", reason)
+    selector = selectors[0]
+    if not selector or len(selector) > CACHED_CHARS_MAX:
+        text = f"a selector has {len(selector)} characters; send 1 to {CACHED_CHARS_MAX}"
         raise NotAccepted(text, reason)
     try:
-        selection_of(broker, found[0])
+        selection_of(broker, selector)
     except Refused as refused:
         raise NotAccepted(f"the selector cannot be used; {refused}", reason) from refused
-    return found[0]
+    return selector
 
 
 def selection_of(broker: Broker, selector: str) -> Selection:
-    """Return the compiled *selector*, which is usually cached. Raises `Refused`."""
+    """Return the compiled *selector*, usually from the cache. Raises `Refused`."""
     return broker.selection(LANGUAGE, selector)
 
 
 def chooser(broker: Broker, grants: tuple[Grant, ...]) -> Callable[[RecordView], tuple[Grant, ...]]:
-    """Return the function that returns which of *grants* bring a record. Raises `Refused`."""
+    """Return a function of a record that returns the *grants* whose selectors accept it. Raises `Refused`."""
     predicates = [selection_of(broker, grant.selector).predicate if grant.selector else None for grant in grants]
     pairs = list(zip(grants, predicates, strict=True))
 
@@ -58,7 +59,7 @@ def chooser(broker: Broker, grants: tuple[Grant, ...]) -> Callable[[RecordView],
 
 
 def check_stored(broker: Broker, filters: Mapping[str, bytes]) -> None:
-    """Raise `NotAccepted` if the selector of a session's subscription cannot be used: it would miss messages."""
+    """Raise `NotAccepted` if a selector in a session's *filters* cannot be used: the client would miss messages."""
     for topic_filter, options in filters.items():
         if options[0] & SELECTS:
             try:

@@ -1,9 +1,9 @@
 """Shared subscriptions: ``$share/GROUP/FILTER`` brings each message to one of its subscribers (MQTT 5 section 4.8.2).
 
-A group is one of the core's shared groups, which know who holds which message, also after a restart. A message of QoS 1
-is leased: PUBACK settles it, and if the connection ends first, it goes to another subscriber. A message of QoS 2 is
-handed over: in one atomic group it is settled and in flight in the session, so that it is never sent to anybody else,
-even if the session ends [MQTT-4.8.2-5, MQTT-4.8.2-6]. A message of QoS 0 is settled when it is sent.
+Each is a shared group of the core, which knows the holder of each message even after a restart. A message of QoS 1 is
+leased: PUBACK settles it, and if the connection ends first, it goes to another subscriber. A message of QoS 2 is handed
+over: one atomic group settles it and puts it in flight in the session, so no other subscriber gets it, even if the
+session ends [MQTT-4.8.2-5, MQTT-4.8.2-6]. A message of QoS 0 is settled when it is sent.
 """
 
 import math
@@ -33,11 +33,11 @@ __all__ = ["POLICY", "Leased", "SharedSubscriptions", "group_of", "select_names"
 
 POLICY: Final = GroupPolicy(PROTOCOL)
 TAGS_NAME: Final = TAGS.encode()
-# Characters of names, and of one level of names.
+# A character of a name, and of one level of a name.
 _ANY: Final = r"[^+#\x00-\x1f\x7f-\x9f]"
 _ANY_IN_LEVEL: Final = r"[^/+#\x00-\x1f\x7f-\x9f]"
-MESSAGES_A_TURN: Final = 256  # of QoS 0, which no window limits
-# What one turn of the event loop does for a client, in steps of 10 us: groups to look at, reads, and messages, by QoS.
+MESSAGES_A_TURN: Final = 256  # messages of QoS 0, which no window limits
+# Work for a client in one turn of the event loop, in steps of 10 us: per group, per read, and per message by QoS.
 STEPS_A_TURN: Final = 256
 STEPS_A_GROUP: Final = 2
 STEPS_A_READ: Final = 8
@@ -58,9 +58,9 @@ def group_of(shared: SharedFilter) -> str:
 
 
 def select_names(topic_filter: str) -> Selection:
-    """Return the selection of messages whose name *topic_filter* matches.
+    """Return the selection of messages whose names match *topic_filter*.
 
-    It leaves out nearly all invalid names of other protocols' messages; `share_encoding` leaves out the others.
+    It rejects nearly all invalid names of other protocols' messages; `share_encoding` rejects the others.
     """
     levels = topic_filter.split("/")
     if topic_filter.startswith(HIDDEN):
@@ -71,7 +71,7 @@ def select_names(topic_filter: str) -> Selection:
 
     def is_wanted(record: RecordView) -> bool:
         nonlocal matches
-        if matches is None:  # only messages that come again are asked about: most filters never are
+        if matches is None:  # compiled late: only messages that come again are tested, and most filters have none
             matches = re.compile(_pattern(levels)).fullmatch
         name = record.property(TAGS_NAME)
         return name is not None and name != "" and matches(name) is not None
@@ -80,7 +80,7 @@ def select_names(topic_filter: str) -> Selection:
 
 
 def _pattern(levels: Sequence[str]) -> str:
-    """Return the regular expression of the names that a filter of *levels* matches."""
+    """Return the regular expression for names that match a filter with *levels*."""
     pattern = f"(?!{re.escape(HIDDEN)})" if levels[0] in ("+", "#") else ""
     for index, level in enumerate(levels):
         if level == "#":
@@ -91,11 +91,10 @@ def _pattern(levels: Sequence[str]) -> str:
 
 
 def share_encoding(shape: Shape, context: Context) -> Encoding:
-    """Return the encoding of a group's messages; one that nobody gets is empty.
+    """Return the encoding of a group's messages, for members with *shape*.
 
-    It has expired, has an invalid name, or a body that cannot be decompressed.
-
-    They are encoded when they are handed out, so what is left of their expiry is known.
+    The frame of a message is empty if it has expired, has an invalid name, or a body that cannot be decompressed.
+    A message is encoded when a member gets it, so its remaining expiry is known.
     """
 
     def encode(piece: Buffer) -> list[bytes]:
@@ -143,31 +142,31 @@ class SharedSubscriptions:
         self._context = context
         self._gate = gate
         self._version = version
-        # By filter: a member of the group on each topic.
+        # By filter: the members, one for the group on each topic, and the grant.
         self._members: dict[str, tuple[list[Member], Grant]] = {}
         # The filters whose groups may have something for the client, the next one first.
         self._due: dict[str, None] = {}
         # Messages of QoS 1 that are not acknowledged, by packet identifier.
         self._leased: dict[int, Leased] = {}
-        # Members that get nothing more, and leave when what they hold is acknowledged [MQTT-3.10.4-3].
+        # Members that get no more messages, and leave once their messages are acknowledged [MQTT-3.10.4-3].
         self._leaving: set[Member] = set()
 
     def add(self, grant: Grant, shared: SharedFilter) -> None:
-        """Take part in a group, or change how; if that is refused, nothing changes. Raises `Refused`."""
+        """Join a group, or change the grant; a refusal changes nothing. Raises `Refused`."""
         before = self._members.get(grant.subscription.topic_filter)
         try:
             self._join(grant, shared)
         except Refused:
             if before is None:
                 raise
-            self.remove(grant.subscription.topic_filter)  # alone in the group, it may choose another selector
+            self.remove(grant.subscription.topic_filter)  # a single member may choose another selector
             self._join_or_return(grant, shared, before)
         else:
             self._leave(before[0] if before is not None else ())
         self._context.shared_lately.add(group_of(shared))
 
     def _join_or_return(self, grant: Grant, shared: SharedFilter, before: tuple[list[Member], Grant]) -> None:
-        """Become a member, or again one as *before* if that is refused. Raises `Refused`."""
+        """Join the group; if that is refused, join again as *before*. Raises `Refused`."""
         try:
             self._join(grant, shared)
         except Refused:
@@ -176,7 +175,7 @@ class SharedSubscriptions:
             raise
 
     def _join(self, grant: Grant, shared: SharedFilter) -> None:
-        """Become a member of the group on each topic. Raises `Refused`."""
+        """Join the group on each topic. Raises `Refused`."""
         context = self._context
         shape = context.shapes.of(self._version, (grant,))
         encoding = share_encoding(shape, context)
@@ -200,9 +199,9 @@ class SharedSubscriptions:
         self._members[grant.subscription.topic_filter] = members, grant
 
     def remove(self, topic_filter: str) -> None:
-        """Leave a group as soon as the client has acknowledged what it holds of it."""
-        found = self._members.pop(topic_filter, None)
-        self._leave(found[0] if found is not None else ())
+        """Leave a group once the client has acknowledged the group's messages that it holds."""
+        membership = self._members.pop(topic_filter, None)
+        self._leave(membership[0] if membership is not None else ())
 
     def _leave(self, members: Iterable[Member]) -> None:
         for member in members:
@@ -211,34 +210,34 @@ class SharedSubscriptions:
         self._leave_settled()
 
     def leave(self) -> None:
-        """The client is gone: what it holds goes to others."""
-        members = [member for found, _ in self._members.values() for member in found]
-        self._context.leaving.leave((*members, *self._leaving))
+        """Leave all groups, because the client is gone: its leased messages go to other members."""
+        joined = [member for members, _ in self._members.values() for member in members]
+        self._context.leaving.leave((*joined, *self._leaving))
         self._members, self._due, self._leaving, self._leased = {}, {}, set(), {}
 
     # acknowledgements
 
     @property
     def has_leased(self) -> bool:
-        """Whether the client holds a message of QoS 1."""
+        """Whether the client holds any leased message, of QoS 1."""
         return bool(self._leased)
 
     def lease(self, packet_id: int, leased: Leased) -> None:
-        """Note that the client holds a message until `settle`."""
+        """Note that the client holds a message under *packet_id* until `settle`."""
         self._leased[packet_id] = leased
 
     def settle(self, ids: Iterable[int]) -> list[int]:
-        """Settle the messages with *ids*; return those ids that belong to no shared subscription."""
-        rest: list[int] = []
+        """Settle the leased messages with *ids*; return the ids that belong to no shared subscription."""
+        unshared: list[int] = []
         for packet_id in ids:
             leased = self._leased.pop(packet_id, None)
             if leased is None:
-                rest.append(packet_id)
+                unshared.append(packet_id)
             else:
                 leased.member.ack(leased.queue_id, leased.offset)
         if self._leaving:
             self._leave_settled()
-        return rest
+        return unshared
 
     def _leave_settled(self) -> None:
         held = {leased.member for leased in self._leased.values()}
@@ -247,7 +246,7 @@ class SharedSubscriptions:
             member.leave()
 
     def _join_again(self, grant: Grant) -> list[Member]:
-        """Join the group again, because a topic was deleted; what it had there is gone. Raises `Refused`."""
+        """Join the group again, because a topic was deleted with its messages. Raises `Refused`."""
         topic_filter = grant.subscription.topic_filter
         shared = split_shared(topic_filter)
         assert shared is not None
@@ -255,13 +254,13 @@ class SharedSubscriptions:
         return self._members[topic_filter][0]
 
     def woken(self, topic_filter: str) -> None:
-        """Note that the group of *topic_filter* may have something for the client."""
+        """Note that the group of *topic_filter* may have messages for the client."""
         self._due[topic_filter] = None
 
     def collect(self, budget_bytes: int, room: Callable[[], int]) -> Iterator[tuple[Member, Grant, Delivery]]:
-        """Yield what the groups have for this client, as long as *room* is left in its window. Raises `Refused`.
+        """Yield deliveries of the groups for this client, while *room* returns more than 0. Raises `Refused`.
 
-        One call looks at a limited number of groups and messages; the peer is woken for the others.
+        One call handles a limited number of groups and messages, and wakes the peer for the others.
         """
         left, full = STEPS_A_TURN, dict[str, None]()
         while self._due and left > 0 and budget_bytes > 0:
@@ -285,7 +284,7 @@ class SharedSubscriptions:
                     budget_bytes -= len(delivery.data)
                     yield member, grant, delivery
                 if member.credit <= 0:
-                    self._due[topic_filter] = None  # it may have more
+                    self._due[topic_filter] = None  # the group may have more messages
         if self._due:
             self._peer.wake()
         self._due.update(full)  # an acknowledgement makes room, and wakes the peer
@@ -293,7 +292,7 @@ class SharedSubscriptions:
 
 @contextmanager
 def _passing_over_denied() -> Iterator[None]:
-    """Pass over a topic that the client may not read, if none of its names should be there."""
+    """Skip a topic that the client may not read, in which no name should match its filter."""
     try:
         yield
     except Refused as refused:

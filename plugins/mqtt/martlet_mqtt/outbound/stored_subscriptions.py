@@ -1,6 +1,6 @@
-"""Subscriptions as a session stores them.
+"""The encoding of subscriptions in a session.
 
-Each is one byte of options, the subscription identifier, the retained messages that are still to be sent (`Rest`), and
+It consists of one byte of options, the subscription identifier, the retained messages still to be sent (`Rest`), and
 the selector.
 """
 
@@ -13,17 +13,17 @@ from martlet_mqtt.wire.properties import decode_varint, encode_varint
 
 __all__ = ["SELECTS", "Rest", "grant_of", "options_of", "rest_of"]
 
-# Added to the options if there is a selector, or if retained messages are due.
+# Flags in the options: there is a selector, and retained messages are due.
 SELECTS: Final = 0x40
 IS_DUE: Final = 0x80
 POSITIONS: Final = Struct(">QQQ")
 
 
 class Rest(NamedTuple):
-    """The retained messages that a subscription has not brought yet.
+    """The retained messages still to be sent for a subscription, in two parts.
 
-    These are the ones published after log position ``start`` and before ``end``, of names that come after ``name``; and
-    then those up to ``last``, of all names.
+    First the messages published after log position ``start`` and up to ``end``, of names after ``name``; then the
+    messages published up to ``last``, of all names.
     """
 
     start: int
@@ -33,7 +33,7 @@ class Rest(NamedTuple):
 
 
 def options_of(grant: Grant, rest: Rest | None = None) -> bytes:
-    """Return what a session stores with the filter of *grant*, which has not brought *rest* yet."""
+    """Return the encoding of *grant* for the session, with *rest*, the retained messages still to be sent."""
     each = grant.subscription
     options = each.qos | each.no_local << 2 | each.retain_as_published << 3 | each.retain_handling << 4
     if not grant.selector and rest is None:
@@ -48,7 +48,7 @@ def options_of(grant: Grant, rest: Rest | None = None) -> bytes:
 
 
 def grant_of(topic_filter: str, stored: bytes) -> Grant:
-    """Return the grant that `options_of` stored."""
+    """Return the grant in *stored*, from `options_of`."""
     options = stored[0]
     each = FilterSubscription(topic_filter, options & 3, bool(options & 4), bool(options & 8), options >> 4 & 3)
     identifier, at = decode_varint(stored, 1) if len(stored) > 1 else (0, 1)
@@ -59,7 +59,7 @@ def grant_of(topic_filter: str, stored: bytes) -> Grant:
 
 
 def rest_of(stored: bytes) -> Rest | None:
-    """Return the retained messages that the subscription has not brought; None if it has brought all."""
+    """Return the retained messages still to be sent for a *stored* subscription; None if there are none."""
     if not stored or not stored[0] & IS_DUE:
         return None
     size, at = decode_varint(stored, decode_varint(stored, 1)[1])

@@ -1,9 +1,9 @@
-"""Forgets shared subscriptions that no session has any more.
+"""The search for unused shared subscriptions: groups whose filter is in no session.
 
-The state of a group, which messages its members have had, outlives its members: those that are only offline have
-sessions with the filter, and the group collects messages for them. When no session has it any longer, the group is kept
-for ``shared_expiry_s``, for members that subscribe again. Then its state is dropped, and who subscribes later starts
-with new messages. Nothing about this is stored: after a restart the time starts again.
+The state of a group, the messages that its members have settled, outlives its members: members that are only offline
+have sessions with the filter, and the group collects messages for them. Once no session has the filter, the group is
+kept for ``shared_expiry_s``, for members that subscribe again. Then its state is dropped, and a later subscriber starts
+with new messages. The times are not stored: they start again after a restart.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,11 +23,11 @@ SWEEP_S: Final = 60.0
 
 @final
 class UnusedGroupSearch:
-    """Looks for unused groups now and then."""
+    """Searches for unused groups every `SWEEP_S`, and forgets them."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        # When a group was first seen without a session, by name.
+        # By group, the time when a sweep first found it in no session.
         self._since: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -46,10 +46,10 @@ class UnusedGroupSearch:
         over: dict[str, None] = {}
         budget = Budget()
         for group in context.broker.shared_groups.groups_of(PROTOCOL):
-            # Those that somebody joined since the sweep began may have been missed.
+            # `used` may lack a group that a client joined since the sweep began.
             if group not in used and group not in context.shared_lately:
                 since = self._since[group] = before.get(group, now)
-                # Two sweeps must see it: the session of a new member may not be known yet.
+                # Only after two sweeps: the session of a new member may not be known yet.
                 if group in before and now - since >= context.config.shared_expiry_s:
                     over[group] = None
             if budget.is_over():
@@ -57,12 +57,12 @@ class UnusedGroupSearch:
         yield from context.broker.shared_groups.forget_groups(POLICY, (each for each in over if self._is_unused(each)))
 
     def _is_unused(self, group: str) -> bool:
-        """Return whether nobody has joined *group* since the sweep began."""
+        """Return whether no client has joined *group* since the sweep began."""
         del self._since[group]
         return group not in self._context.shared_lately
 
     def _used(self) -> Steps[set[str]]:
-        """Return the groups that a session has, connected or not."""
+        """Return the groups whose filter is in any session, connected or not; in slices."""
         table, budget, used = self._context.broker.sessions.table, Budget(), set[str]()
         prefix = f"{PROTOCOL} "
         for key in table:
