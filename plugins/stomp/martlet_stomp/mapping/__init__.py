@@ -1,1 +1,1 @@
-"""STOMP's destinations and messages as topics and records of the log; no input or output."""
+"""Conversion of destinations and messages to topics and records of the log, and back; no input or output."""

@@ -1,19 +1,18 @@
-"""Destinations, such as ``/queue/NAME``, and the platform topics that have their messages; pure functions.
+"""Destinations, such as ``/queue/NAME``, and the platform topics of their messages; pure functions.
 
-A platform topic has the messages of ``/queue/NAME`` and ``/topic/NAME``: the prefix of a subscription says how it
-consumes them. A NAME that RocketMQ allows is the name of the topic; of others, each character that is not allowed is
-percent-encoded (``orders.new`` is topic ``orders%2Enew``). As with ActiveMQ and RabbitMQ, a NAME without a prefix is a
-queue.
+``/queue/NAME`` and ``/topic/NAME`` are the same platform topic; the prefix of a subscription decides how it consumes
+the messages. The topic's name is NAME, with each character that RocketMQ does not allow percent-encoded (``orders.new``
+is topic ``orders%2Enew``). As with ActiveMQ and RabbitMQ, a NAME without a prefix is a queue.
 
-As with ActiveMQ, ``/queue/Consumer.APPLICATION.VirtualTopic.NAME`` has what is sent to ``/topic/VirtualTopic.NAME``
-since it was first consumed, for the consumers of that application together.
+As with ActiveMQ, ``/queue/Consumer.APPLICATION.VirtualTopic.NAME`` has the messages that were sent to
+``/topic/VirtualTopic.NAME`` since it was first consumed; all consumers of one application share them.
 
-RabbitMQ's ``/exchange/amq.topic/KEY`` is ``/topic/KEY``, as there. Another exchange is no more than the first level of
-names: ``/exchange/NAME/KEY`` is ``/topic/NAME/KEY``. ``/amq/queue/NAME`` is ``/queue/NAME`` if that is there.
+As with RabbitMQ, ``/exchange/amq.topic/KEY`` is ``/topic/KEY``. Any other exchange is only the first level of a name:
+``/exchange/NAME/KEY`` is ``/topic/NAME/KEY``. ``/amq/queue/NAME`` is ``/queue/NAME`` if the queue exists.
 
-In some topics each message has a name, which is its tag, such as in that of the plugin mqtt (`StompConfig.names`).
-There ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``, and a subscription may have wildcards as in
-MQTT (`select_names`).
+In some topics each message has a name, which is its tag: the topics in `StompConfig.names`, such as the topic of the
+plugin mqtt. ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``, and a subscription may have
+wildcards as in MQTT (`select_names`).
 """
 
 import re
@@ -43,12 +42,12 @@ __all__ = [
 
 TOPIC_CHARS_MAX: Final = 127
 NAME_BYTES_MAX: Final = 4096
-# Of temporary destinations, which are up to three times as long in the reply-to of a message.
+# Longest name of a temporary destination; the name is up to three times as long in the reply-to of a message.
 TEMP_NAME_BYTES_MAX: Final = 255
 LEVELS_MAX: Final = 200
-# Names that only the broker publishes to begin with it.
+# The first character of names to which only the broker publishes.
 HIDDEN: Final = "$"
-# RabbitMQ's exchanges, and those of them that it always has; its queues that are there.
+# RabbitMQ's prefix of exchanges, its predefined exchanges, and its prefix of queues that must exist.
 EXCHANGE: Final = "/exchange/"
 BY_TOPIC: Final = "amq.topic"
 BY_HEADERS: Final = "amq.headers"
@@ -57,12 +56,12 @@ TO_ALL: Final = "amq.fanout"
 AMQ_QUEUE: Final = "/amq/queue/"
 _UNFIT: Final = re.compile(r"[^%|a-zA-Z0-9_-]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# Levels that are wildcards with ActiveMQ or RabbitMQ.
+# A level that is a wildcard of ActiveMQ or RabbitMQ.
 _WILDCARD: Final = re.compile(r"(?:^|[./])[*>#](?:$|[./])")
 
 _VIRTUAL: Final = re.compile(r"Consumer\.([^.]+)\.(VirtualTopic\..+)", re.DOTALL)
 
-# What ActiveMQ understands in a destination: several of them, options, and other prefixes.
+# ActiveMQ's composite destinations, options, and prefixes that this broker does not support.
 _COMPOSITE: Final = re.compile(
     r"(?:^|,)(?:temp-)?(?:queue|topic)://|,/(?:remote-)?(?:temp-)?(?:queue|topic)/|\?consumer\."
 )
@@ -73,21 +72,21 @@ TAGS_NAME: Final = TAGS.encode()
 
 @unique
 class Kind(Enum):
-    """How messages of a destination are consumed, by the prefix of its name."""
+    """The prefix of a destination, which decides how its messages are consumed."""
 
-    QUEUE = "/queue/"  # each by one consumer
-    TOPIC = "/topic/"  # each by all subscriptions
-    # Those of one connection, as it calls them, and as others do.
+    QUEUE = "/queue/"  # each message by one consumer
+    TOPIC = "/topic/"  # each message by all subscriptions
+    # Temporary destinations: prefixes for their own connection, and for other clients.
     TEMP_QUEUE = "/temp-queue/"
     TEMP_TOPIC = "/temp-topic/"
     REMOTE_TEMP_QUEUE = "/remote-temp-queue/"
     REMOTE_TEMP_TOPIC = "/remote-temp-topic/"
-    # Who waits for the reply to a request of another protocol.
+    # Replies to clients of other protocols that wait for them.
     REPLY = "/reply/"
 
     @property
     def is_stored(self) -> bool:
-        """Whether messages of this kind are in a platform topic of the same name."""
+        """Whether a destination of this kind has its own platform topic."""
         return self in (Kind.QUEUE, Kind.TOPIC)
 
 
@@ -96,15 +95,15 @@ _PREFIX: Final = re.compile(r"/[a-z-]+/")
 
 @final
 class Destination(NamedTuple):
-    """Where messages go, or come from.
+    """A parsed destination of SEND or SUBSCRIBE.
 
     Attributes:
-      text: as the client wrote it.
-      topic: the platform topic; empty if `Kind.is_stored` is not.
-      name: of a message in a topic whose messages have names, or a filter of such names; empty for none. If
-        `Kind.is_stored` is not, what follows the prefix.
-      must_exist: its topic is not created.
-      application: whose consumers share the messages of a virtual topic; empty for other destinations.
+      text: the destination as the client wrote it.
+      topic: the platform topic; empty if not `Kind.is_stored`.
+      name: the name of messages, or a filter of names, in a topic whose messages have names; empty for none. If not
+        `Kind.is_stored`, the text after the prefix.
+      must_exist: whether the topic must exist, and is not created.
+      application: the application whose consumers share a virtual topic; empty for other destinations.
     """
 
     kind: Kind
@@ -116,7 +115,7 @@ class Destination(NamedTuple):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether the destination is a pattern for all topics that match."""
+        """Whether the destination is a pattern for the names of topics."""
         is_whole = self.kind is Kind.TOPIC and not self.name
         return is_whole and _WILDCARD.search(self.text.removeprefix(self.prefix)) is not None
 
@@ -127,18 +126,18 @@ class Destination(NamedTuple):
 
     @property
     def is_filter(self) -> bool:
-        """Whether ``name`` is that of messages in ``topic``, or a filter of such names."""
+        """Whether ``name`` is the name of messages in ``topic``, or a filter of such names."""
         return bool(self.name) and self.kind.is_stored
 
 
 def parse_destinations(text: str, named: Collection[str] = ()) -> list[Destination]:
-    """Return the destinations in *text*, which may be several with commas between them, as with ActiveMQ.
+    """Return the destinations in *text*: one, or as with ActiveMQ several separated by commas.
 
     Args:
-      named: topics whose messages have names; a destination in one of them is no list, since names may have commas.
+      named: topics whose messages have names, which may contain commas; a destination in such a topic is no list.
 
     Raises:
-      StompError: one of them does not exist, or there are more than `LIST_MAX`.
+      StompError: a destination is invalid, or there are more than `LIST_MAX`.
     """
     texts = _NEXT.split(text)
     levels = texts[0].split("/", 3)
@@ -146,11 +145,11 @@ def parse_destinations(text: str, named: Collection[str] = ()) -> list[Destinati
         return [parse_destination(text, named)]
     if len(texts) > LIST_MAX:
         raise StompError(f"destination {shown(text)} is a list of {len(texts)}; name at most {LIST_MAX}")
-    found = [parse_destination(each, named) for each in texts]
-    for each in found:
+    destinations = [parse_destination(each, named) for each in texts]
+    for each in destinations:
         if not each.kind.is_stored:
             raise StompError(f"destination {shown(each.text)} is temporary, and cannot be in a list; use it alone")
-    return found
+    return destinations
 
 
 def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
@@ -160,7 +159,7 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
       named: topics whose messages have names.
 
     Raises:
-      StompError: there is no such destination.
+      StompError: *text* is no valid destination.
     """
     if text.startswith(AMQ_QUEUE):
         queue = Kind.QUEUE.value + text.removeprefix(AMQ_QUEUE)
@@ -196,7 +195,7 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
 
 
 def _parse_exchange(text: str, named: Collection[str]) -> Destination:
-    """Return the topic that has what is sent to an exchange of RabbitMQ. Raises `StompError`."""
+    """Return the topic for messages sent to an exchange of RabbitMQ. Raises `StompError`."""
     exchange, _, key = text.removeprefix(EXCHANGE).partition("/")
     if not exchange:
         raise StompError(f"destination {shown(text)} has no name; write {EXCHANGE}NAME/KEY")
@@ -208,8 +207,8 @@ def _parse_exchange(text: str, named: Collection[str]) -> Destination:
         return parse_destination(Kind.TOPIC.value + key, named)
     if exchange == TO_ALL:
         text, key = EXCHANGE + TO_ALL, ""
-    found = parse_destination(Kind.TOPIC.value + exchange + (f"/{key}" if key else ""), named)
-    return found if found.name else found._replace(text=text)
+    topic = parse_destination(Kind.TOPIC.value + exchange + (f"/{key}" if key else ""), named)
+    return topic if topic.name else topic._replace(text=text)
 
 
 def _split(text: str) -> tuple[Kind, str]:
@@ -228,7 +227,7 @@ def _encoded(match: re.Match[str]) -> str:
 
 
 def destination_of(topic: str) -> str:
-    """Return the destination of the queue *topic*: without escapes, if it stays the same queue."""
+    """Return the destination of the queue *topic*, without escapes if that is still the same queue."""
     name = unquote(topic)
     is_special = "/" in name or _CONTROL.search(name) or _COMPOSITE.search(name)
     is_same = not is_special and _UNFIT.sub(_encoded, name) == topic
@@ -236,13 +235,13 @@ def destination_of(topic: str) -> str:
 
 
 def name_of(topic: str) -> str:
-    """Return the NAME of ``/topic/NAME`` for *topic*: without escapes, if it stays the same topic."""
+    """Return the NAME of ``/topic/NAME`` for *topic*, without escapes if that is still the same topic."""
     name = unquote(topic)
     return topic if _CONTROL.search(name) or _UNFIT.sub(_encoded, name) != topic else name
 
 
 def check_name(destination: Destination) -> None:
-    """Raise `StompError` unless messages may be sent to *destination*."""
+    """Raise `StompError` unless clients may send to *destination*."""
     name, text = destination.name, destination.text
     if not destination.kind.is_stored:
         return
@@ -262,7 +261,7 @@ def check_name(destination: Destination) -> None:
 
 
 def check_filter(destination: Destination) -> None:
-    """Raise `StompError` unless there may be a subscription to *destination*."""
+    """Raise `StompError` unless clients may subscribe to *destination*."""
     if destination.kind in (Kind.REMOTE_TEMP_QUEUE, Kind.REMOTE_TEMP_TOPIC, Kind.REPLY):
         raise StompError(f"destination {shown(destination.text)} is that of somebody else; only its owner reads it")
     if destination.name:
@@ -284,12 +283,12 @@ def _check_length(destination: Destination) -> None:
 
 
 def is_name(name: str) -> bool:
-    """Return whether a message with this tag, which may be empty, is for subscriptions with topic filters."""
+    """Return whether the tag *name* of a message can match topic filters; it may be empty."""
     return bool(name) and "+" not in name and "#" not in name
 
 
 def select_names(topic_filter: str) -> Selection:
-    """Return the selection of messages whose name *topic_filter* matches."""
+    """Return the selection of messages whose names match *topic_filter*."""
     levels = topic_filter.split("/")
     if not {"+", "#"} & set(levels):
         return select_tags((topic_filter,))

@@ -1,14 +1,14 @@
-"""MESSAGE frames: what all subscribers get alike is encoded once for them.
+"""MESSAGE frames: the part that is the same for all subscribers is encoded once.
 
-A frame is the *head* of a subscription and the *rest* of a message. The head ends within the header that identifies the
-message, in ``ack`` with STOMP 1.2 and else in ``message-id``, and the rest begins with ``QUEUE-OFFSET``. So the frames
-of a subscription are its head joined with the rests of its messages. Headers of the broker come first, because of
-repeated ones the first counts.
+A frame is the *head* of a subscription followed by the *rest* of a message. The head ends in the middle of the header
+that identifies the message, ``ack`` with STOMP 1.2 and otherwise ``message-id``; the rest begins with ``QUEUE-OFFSET``.
+So the frames of a subscription are its head joined with the rests of its messages. Headers of the broker come first,
+because the first of repeated headers counts.
 
-``timestamp`` is when the message was sent, in ms since 1970, as with ActiveMQ, unless its sender gave it such a header.
+``timestamp`` is the time of the SEND in ms since 1970, as with ActiveMQ, unless the sender set such a header.
 
-``message-id`` is ``TOPIC-QUEUE-OFFSET``: the same for everybody, also when a message is delivered again. Clients of
-STOMP 1.0 and 1.1 that acknowledge messages do so by ``message-id``, so that is their ack id (`packets.Place`).
+``message-id`` is ``TOPIC-QUEUE-OFFSET``, the same for all subscribers and at each delivery. With STOMP 1.0 and 1.1,
+clients acknowledge by ``message-id``, so for them it is the ack id (`packets.AckPlace`).
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from martlet_stomp.wire.packets import Version
 __all__ = ["HeaderLines", "SubscriptionEncodings", "message_head"]
 
 TIMESTAMP: Final = "timestamp"
-# Properties whose header lines are remembered, and their bytes; with more, all are forgotten.
+# Most entries of `HeaderLines`, and their bytes; beyond these all are dropped.
 LINES_KEPT: Final = 4096
 LINES_BYTES_KEPT: Final = 1 << 20
 
@@ -35,14 +35,14 @@ LINES_BYTES_KEPT: Final = 1 << 20
 def message_head(
     subscription_id: str | None, number: int, topic: str, version: Version, *, is_acknowledged: bool, delivery: int = 1
 ) -> bytes:
-    """Return how MESSAGE frames begin for a subscription; the rest of a message follows.
+    """Return the head of a subscription's MESSAGE frames.
 
     Args:
-      subscription_id: None if the client gave it no id, which STOMP 1.0 allows.
-      number: of the subscription on this connection, as in `packets.Place`.
+      subscription_id: the client's id for the subscription; None for none, which STOMP 1.0 allows.
+      number: the number of the subscription on this connection, as in `packets.AckPlace`.
       topic: the platform topic.
       is_acknowledged: whether the client acknowledges messages.
-      delivery: how often the messages were delivered, this time included.
+      delivery: the number of deliveries of the messages, including this one.
     """
     lines = [b"MESSAGE\n"]
     if subscription_id is not None:
@@ -58,22 +58,22 @@ def message_head(
 
 @final
 class HeaderLines:
-    """The header lines of messages, by the properties of their records.
+    """A cache of encoded header lines of messages, by the properties of their records.
 
-    Lines are None for messages that are not all delivered alike (`messages.Arrived.is_plain`), or that have a
-    ``timestamp`` of their sender's.
+    The lines are None if messages with equal properties still differ (`messages.Arrived.is_plain`), or have their
+    sender's ``timestamp``.
     """
 
     __slots__ = ("_bytes", "_named", "_prefix", "_sticky", "_version", "table")
 
     def __init__(self, version: Version, named: str, prefix: str | None = None, sticky: Sticky | None = None) -> None:
-        """Begin to remember.
+        """Make an empty cache.
 
         Args:
           named: as for `messages.arrived_from`.
-          prefix: of messages with names; unless it is empty, the lines include the destination, which is that and
-            the name.
-          sticky: is notified of messages that have a group, which stay with one consumer.
+          prefix: the prefix of the destination, to which a message's name is appended. Empty to omit the destination
+            from the lines; None if the messages have no names.
+          sticky: notes messages with a group, which stay with one consumer.
         """
         self._sticky = sticky
         self._version = version
@@ -83,7 +83,7 @@ class HeaderLines:
         self.table: Final[dict[bytes, bytes | None]] = {}
 
     def encode(self, headers: dict[str, str], name: str) -> bytes:
-        """Return the lines of *headers* of a message with *name*."""
+        """Return the encoded lines of *headers* of a message with *name*."""
         lines = [encode_header("destination", self._prefix + name, self._version)] if self._prefix else []
         is_trimmed = self._version is Version.V1_0
         for key, value in headers.items():
@@ -92,14 +92,14 @@ class HeaderLines:
         return b"".join(lines)
 
     def arrived(self, properties: bytes) -> Arrived:
-        """Return the message with *properties*."""
-        found = arrived_from(properties, self._named, is_named=self._prefix is not None)
-        if self._sticky is not None and GROUP_ID in found.headers:
+        """Return the message of a record with *properties*."""
+        message = arrived_from(properties, self._named, is_named=self._prefix is not None)
+        if self._sticky is not None and GROUP_ID in message.headers:
             self._sticky.seen = True
-        return found
+        return message
 
     def learn(self, properties: bytes) -> bytes | None:
-        """Return the lines of messages with *properties*, and remember them."""
+        """Return the lines of messages with *properties*, and cache them."""
         arrived = self.arrived(properties)
         is_usual = arrived.is_plain and TIMESTAMP not in arrived.headers
         lines = self.encode(arrived.headers, arrived.name) if is_usual else None
@@ -122,9 +122,9 @@ class SubscriptionEncodings:
         sticky: Sticky | None = None,
         bytes_max: int = DELIVERED_BYTES_MAX,
     ) -> None:
-        """Begin; *names* are the topics whose messages have names, *sticky* is as for `HeaderLines`.
+        """Make the encodings; *names* are the topics whose messages have names, *sticky* is as for `HeaderLines`.
 
-        Bodies decompress to *bytes_max* at most.
+        Bodies decompress to at most *bytes_max*.
         """
         self._bytes_max = bytes_max
         self._sticky = sticky
@@ -135,7 +135,7 @@ class SubscriptionEncodings:
         self.unreadable = 0  # messages with a body that cannot be decompressed
 
     def of(self, version: Version, destination: Destination, *, is_acknowledged: bool) -> Encoding:
-        """Return the encoding of messages for subscribers of *destination*, whose topic is set."""
+        """Return the encoding for subscribers of *destination*, whose topic must be set."""
         with_id = is_acknowledged and version is Version.V1_2
         text, topic = destination.text, destination.topic
         prefix = "" if not destination.kind.is_stored else None
@@ -150,7 +150,7 @@ class SubscriptionEncodings:
     def _encoder(
         self, topic: str, line: bytes, lines: HeaderLines, *, with_id: bool
     ) -> Callable[[Buffer], list[bytes]]:
-        """Return the function of an encoding, with *line* in each frame, and *with_id* with ``message-id``."""
+        """Return the encode function of an encoding; each frame has *line*, and ``message-id`` if *with_id*."""
         id_line = b"message-id:%b-%%d-%%d\n" % topic.replace("%", "%%").encode() if with_id else b""
         start = b"%%d-%%d\n%b%bcontent-length:%%d\n" % (id_line, line.replace(b"%", b"%%"))
         rest, own_rest = start + b"timestamp:%d\n%b\n%b\0", start + b"%b\n%b\0"
@@ -179,7 +179,7 @@ class SubscriptionEncodings:
     def _alone(
         self, sys_flag: int, born_ms: int, body: bytes, properties: bytes, lines: HeaderLines
     ) -> tuple[bytes, bytes] | None:
-        """Return the header lines and the body of a message that is not like others; None if nobody gets it."""
+        """Return the header lines and the body of a message without cached lines; None if it is not delivered."""
         arrived = lines.arrived(properties)
         if 0 < arrived.expires_ms <= self._clock.now_ms():
             self.expired += 1

@@ -1,12 +1,12 @@
-"""Which shared group consumes a queue, and which one is a durable subscription.
+"""The shared groups of queues and of durable subscriptions.
 
-A queue's group is one on each topic, one for each filter of names in a topic, and one for each application that
-consumes a virtual topic.
+A topic has one group for its queue, one for each filter of names, and one for each application that consumes it as a
+virtual topic.
 
-A durable subscription to a topic is a shared group of one member, so that messages wait for it, and what is
-acknowledged stays so. With ActiveMQ, ``client-id`` of CONNECT and ``activemq.subscriptionName`` name one; with
-RabbitMQ, ``durable:true`` makes ``id`` its name, unless ``auto-delete:true``. The user is part of its name: nobody gets
-the subscription of another one.
+A durable subscription to a topic is a shared group of one member, so messages wait for it, and acknowledgements last.
+As with ActiveMQ, ``client-id`` of CONNECT and ``activemq.subscriptionName`` name it; as with RabbitMQ, ``durable:true``
+makes ``id`` its name, unless ``auto-delete:true``. The user is part of the name, so no user gets the subscription of
+another one.
 """
 
 from typing import Final, NamedTuple, final
@@ -20,24 +20,24 @@ __all__ = ["GROUP", "Durable", "destination_of_group", "durable_group", "is_queu
 
 GROUP: Final = "queue"
 APPLICATION: Final = "application/"
-# Of a durable subscription: as long as a session's name may be.
+# Longest name of a durable subscription, the same as of a session.
 NAME_BYTES_MAX: Final = 1000
 
 
 def queue_group(destination: Destination) -> str:
-    """Return the group that consumes the queue *destination*."""
+    """Return the name of the group that consumes the queue *destination*."""
     if destination.application:
         return APPLICATION + quote(destination.application, safe="")
     return f"{GROUP}/{destination.name}" if destination.name else GROUP
 
 
 def is_queue_group(group: str) -> bool:
-    """Return whether *group* consumes a queue of its own; others have what is sent to a topic since they began."""
+    """Return whether *group* consumes a queue; other groups have the messages sent to a topic since they began."""
     return group == GROUP or group.startswith(f"{GROUP}/")
 
 
 def destination_of_group(topic: str, group: str) -> str:
-    """Return what *group* consumes on *topic*, as a client writes it; without the name of a durable subscription."""
+    """Return the destination that *group* consumes on *topic*; without the name of a durable subscription."""
     if group.startswith(f"{GROUP}/"):
         return f"{Kind.QUEUE.value}{topic}/{group.removeprefix(f'{GROUP}/')}"
     queue = destination_of(topic)
@@ -56,7 +56,7 @@ class Durable(NamedTuple):
 
 
 def durable_group(user: str, client_id: str | None, request: Subscribe | Unsubscribe, kind: Kind) -> str:
-    """Return the group of the durable subscription that *request* is about; empty for none. Raises `StompError`."""
+    """Return the group of the durable subscription in *request*; empty for none. Raises `StompError`."""
     name, owner = request.durable_name, client_id or ""
     if name is None and request.is_durable and not (isinstance(request, Subscribe) and request.auto_delete):
         name, owner = request.id, ""

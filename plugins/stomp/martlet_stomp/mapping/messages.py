@@ -1,18 +1,18 @@
-"""Messages as STOMP has them, and as records of the log have them; pure functions.
+"""Conversion between STOMP messages and records of the log; pure functions.
 
 | header | property of the record |
 |---|---|
 | ``content-type``, ``correlation-id`` | ``CONTENT_TYPE``, ``CORRELATION_ID`` |
-| ``reply-to`` | ``STOMP_REPLY_TO``, and those of a request (`requests.py`) |
-| ``expires``, and ``expiration`` as with RabbitMQ | ``EXPIRES_MS``: when the message expires, in ms since 1970 |
-| ``AMQ_SCHEDULED_DELAY``, ``x-delay`` | ``TIMER_DELAY_MS``: how long the plugin timer holds the message, in ms |
+| ``reply-to`` | ``STOMP_REPLY_TO``, and the properties of a request (`requests.py`) |
+| ``expires``, and ``expiration`` as with RabbitMQ | ``EXPIRES_MS``: time of expiry, in ms since 1970 |
+| ``AMQ_SCHEDULED_DELAY``, ``x-delay`` | ``TIMER_DELAY_MS``: delay in ms for the plugin timer |
 | ``AMQ_SCHEDULED_PERIOD``, ``_REPEAT``, ``_CRON`` | see `schedules.py` |
-| ``KEYS``, ``TAGS``, and those that delay, such as ``TIMER_DELIVER_MS`` | the same, with the meaning they have there |
-| others | of the same name |
+| ``KEYS``, ``TAGS``, and RocketMQ's delays, such as ``TIMER_DELIVER_MS`` | the same, with RocketMQ's meaning |
+| others | the same name |
 
-A property has no empty value and no control character up to U+0002, and some names have a meaning for brokers. Headers
-that would break this are in ``STOMP_BLOCK``, a JSON object. If the properties would be longer than a record allows, all
-headers are in such an object after the body, whose size is then in ``STOMP_BODY_BYTES``.
+A property cannot hold an empty value or a character up to U+0002, and some names have a meaning for brokers. Headers
+that do not fit are in ``STOMP_BLOCK``, a JSON object. If the properties would be longer than a record allows, a JSON
+object with all headers follows the body, and ``STOMP_BODY_BYTES`` is the size of the body.
 """
 
 import re
@@ -34,30 +34,30 @@ from martlet_stomp.wire.packets import MessageHeaders
 
 __all__ = ["GROUP_ID", "OF_BROKER", "Arrived", "Template", "arrived_from"]
 
-# Messages with the same value of this header are for one consumer of a queue, as with ActiveMQ.
+# Messages with the same value of this header go to the same consumer of a queue, as with ActiveMQ.
 GROUP_ID: Final = "JMSXGroupID"
 
-# What of a record's properties may be added after these: the timer's, a transaction's and the position of a queue.
+# Room for properties that are added later: the timer's, a transaction's and the position of a queue.
 SPARE_BYTES: Final = 1024
-# And what `Template.record_of` adds with a temporary destination as the reply-to.
+# Room for the properties that `Template.record_of` adds for a temporary destination in reply-to.
 REPLY_BYTES: Final = 4096
 DLQ_ORIGIN: Final = "DLQ_ORIGIN_TOPIC"
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 _UNFIT: Final = re.compile("[\x00-\x02]")
 _DELAYING: Final = frozenset(("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
 _ACTING: Final = _DELAYING | {KEYS, TAGS}
-# Names that brokers and other clients use: a header of such a name is in the block alone.
+# Names that brokers and other clients use: a header of such a name is only in the block.
 _TAKEN: Final = (RESERVED | OF_PROTOCOLS | {"INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"}) - _ACTING
-# Properties of a record that are no headers of their own.
+# Properties of a record that do not become headers.
 _HIDDEN: Final = _TAKEN | _DELAYING
 _PROPERTIES: Final = {"content-type": "CONTENT_TYPE", "correlation-id": CORRELATION_ID}
-# Names of properties that come out as other headers.
+# Properties that become headers of other names.
 _HEADERS: Final = frozenset(("CONTENT_TYPE", CORRELATION_ID, DLQ_ORIGIN))
 _TEMPORARY: Final = (Kind.TEMP_QUEUE.value, Kind.TEMP_TOPIC.value)
 _DELAYS: Final = ("AMQ_SCHEDULED_DELAY", "x-delay")
 # Headers of MESSAGE that the broker sets.
 _SET: Final = frozenset(("ack", "delivery-count", "message-id", "redelivered", "subscription"))
-# Names that no header of a message has: a content length of somebody else would be where clients look for a frame.
+# Names that no header of a message may have: a sender's content-length, for example, would break the frame.
 OF_BROKER: Final = _SET | OF_FRAME
 _TIMES: Final = frozenset(("expires", "expiration", *_DELAYS, *SCHEDULE_HEADERS))
 
@@ -67,15 +67,15 @@ class Template:
     """The common part of the records of messages with equal headers.
 
     Attributes:
-      destination: where they go.
-      name: of the messages, in a topic whose messages have names; empty for none.
-      correlation: their ``correlation-id``; empty for none.
-      group: their `GROUP_ID`; empty for none.
-      properties: what their records have at least; all if ``is_plain``.
-      is_delayed: whether the plugin timer has to hold them.
-      removal: which repeated message they end; None for most. Then nothing is stored.
-      parts: one template for each destination, if they are several.
-      reply: the temporary destination of the sender to which they are answered; None if they are not.
+      destination: the destination of the messages.
+      name: the name of the messages, in a topic whose messages have names; otherwise empty.
+      correlation: the ``correlation-id``; empty for none.
+      group: the `GROUP_ID`; empty for none.
+      properties: the encoded properties that all records have; each record has only these if ``is_plain``.
+      is_delayed: whether the plugin timer must hold the messages.
+      removal: the repeated message that the messages end, instead of being stored; None for most.
+      parts: one template for each destination of a list; empty for a single destination.
+      reply: the sender's temporary destination for replies; None for none.
     """
 
     __slots__ = (
@@ -100,10 +100,10 @@ class Template:
 
         Args:
           named: topics whose messages have names.
-          cluster: of the broker, for clients of RocketMQ that answer.
+          cluster: the broker's cluster, for RocketMQ clients that reply.
 
         Raises:
-          StompError: a header cannot be understood.
+          StompError: a header is invalid.
         """
         self.destination = destination
         self.parts: tuple[Template, ...] = ()
@@ -131,15 +131,15 @@ class Template:
         users, block = _divided(headers, destination)
         self.correlation = users.get(CORRELATION_ID, "")
         self.group = users.get(GROUP_ID, "")
-        self.reply = self._answered(users, own, named)
+        self.reply = self._take_reply_to(users, own, named)
         if block:
             users["STOMP_BLOCK"] = _json(block)
         self._make(own, users, headers)
 
-    def _answered(self, users: dict[str, str], own: dict[str, str], named: Collection[str]) -> Destination | None:
-        """Move what says where to answer from *users* to *own*; return the destination if it is temporary.
+    def _take_reply_to(self, users: dict[str, str], own: dict[str, str], named: Collection[str]) -> Destination | None:
+        """Move reply-to and the correlation id from *users* to *own*; return the destination if it is temporary.
 
-        Raises `StompError` if there is no such temporary destination.
+        Raises `StompError` if the temporary destination is invalid.
         """
         text = users.pop("reply-to", None)
         if text is None:
@@ -150,7 +150,7 @@ class Template:
         except StompError:
             if text.startswith(_TEMPORARY):
                 raise
-            reply = None  # of another broker, and this one only passes it on
+            reply = None  # a destination of another broker, which this one stores as it is
         if reply is None or reply.kind is Kind.REPLY:
             own[DESTINATION] = text
             if self.correlation:
@@ -179,14 +179,14 @@ class Template:
 
     @property
     def is_plain(self) -> bool:
-        """Whether ``properties`` are all that a record has, and its body is that of the message."""
+        """Whether each record has exactly ``properties``, and the message's body."""
         return not (self._ttl_ms or self._tail or self.reply is not None)
 
     def record_of(self, body: bytes, now_ms: int, reply_to: str = "") -> tuple[bytes, bytes]:
         """Return the body and the properties of the record for a message with *body*.
 
         Args:
-          reply_to: what others call ``reply``.
+          reply_to: the text of ``reply`` for other clients; empty for none.
         """
         properties = self.properties
         if reply_to:
@@ -199,7 +199,7 @@ class Template:
 
 
 def _number(headers: MessageHeaders, name: str) -> int:
-    """Return the number of milliseconds that header *name* has, 0 if it is absent. Raises `StompError`."""
+    """Return the milliseconds in header *name*, 0 if absent. Raises `StompError`."""
     value = headers.get(name)
     if value is None:
         return 0
@@ -209,23 +209,23 @@ def _number(headers: MessageHeaders, name: str) -> int:
 
 
 def _acting(headers: MessageHeaders, destination: Destination) -> dict[str, str]:
-    """Return the properties that act on the message, and its name."""
-    found = {TAGS: destination.name} if destination.is_filter else {}
+    """Return the properties with RocketMQ's meaning (`_ACTING`), including the name of the message."""
+    acting = {TAGS: destination.name} if destination.is_filter else {}
     for name in _ACTING:
         value = headers.get(name)
         if value and not _UNFIT.search(value) and not (name == TAGS and destination.name):
-            found[name] = value
-    return found
+            acting[name] = value
+    return acting
 
 
 def _is_users(name: str) -> bool:
-    """Return whether the header *name* is passed on with the message."""
+    """Return whether the header *name* goes unchanged to subscribers."""
     return name not in _TIMES and name not in _SET and name not in _ACTING
 
 
 def _divided(headers: MessageHeaders, destination: Destination) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the properties for headers that are passed on, and those headers that cannot be properties."""
-    found: dict[str, str] = {}
+    """Return the headers for subscribers: as properties, and in a block if they cannot be properties."""
+    users: dict[str, str] = {}
     block: dict[str, str] = {}
     for name, value in headers.pairs:
         if not _is_users(name):
@@ -235,10 +235,10 @@ def _divided(headers: MessageHeaders, destination: Destination) -> tuple[dict[st
         key = _PROPERTIES.get(name, name)
         is_free = name in _PROPERTIES or (name not in _TAKEN and name not in _HEADERS)
         if is_free and value and not _UNFIT.search(name + value):
-            found[key] = value
+            users[key] = value
         else:
             block[name] = value
-    return found, block
+    return users, block
 
 
 def _json(headers: Mapping[str, str]) -> str:
@@ -251,10 +251,10 @@ def _encoded(properties: Mapping[str, str]) -> bytes:
 
 @final
 class Arrived:
-    """A message on its way to subscribers.
+    """A message read from the log, on its way to subscribers.
 
-    ``headers`` are those that its sender gave it, and ``name`` is its name in a topic whose messages have names.
-    ``expires_ms`` is 0 if it never expires.
+    ``headers`` are the sender's, ``name`` is its name in a topic whose messages have names, and ``expires_ms`` is 0 if
+    it never expires.
     """
 
     __slots__ = ("_body_bytes", "expires_ms", "headers", "name")
@@ -267,13 +267,13 @@ class Arrived:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each record with these properties is delivered alike: with ``headers``, and its body as it is."""
+        """Whether all records with these properties are delivered with ``headers``, and with their bodies unchanged."""
         return not self.expires_ms and self._body_bytes < 0
 
     def content(self, sys_flag: int, body: bytes, bytes_max: int) -> tuple[dict[str, str], bytes] | None:
-        """Return the headers and the body of the message in a record; None if that does not decompress.
+        """Return the headers and the body of the message in a record; None if *body* cannot be decompressed.
 
-        It decompresses to *bytes_max* at most.
+        A body decompresses to at most *bytes_max*.
         """
         try:
             plain = decompress(body, sys_flag, bytes_max) if sys_flag & COMPRESSED else body
@@ -288,9 +288,9 @@ def arrived_from(properties: bytes, named: str, *, is_named: bool = False) -> Ar
     """Return the message in a record of any protocol with *properties*.
 
     Args:
-      named: the topic with the names of MQTT, to which a message with a response topic alone is answered; empty for
+      named: the topic of the plugin mqtt, which gets the reply to a message that has only a response topic; empty for
         none.
-      is_named: whether the tag of the message is its name, and no header.
+      is_named: whether the tag of the message is its name, and not a header.
     """
     found = decode_properties(properties)
     headers = {name: value for name, value in found.items() if name not in _HIDDEN and name not in _HEADERS}
@@ -312,12 +312,12 @@ def arrived_from(properties: bytes, named: str, *, is_named: bool = False) -> Ar
 
 
 def _plain_number(text: str) -> int:
-    """Return the number that *text* is, -1 if it is none."""
+    """Return *text* as a number; -1 if it is not one."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
 
 
 def _decoded(block: bytes | str) -> dict[str, str]:
-    """Return the headers in *block*; none if it is no JSON object of texts."""
+    """Return the headers in *block*, a JSON object; empty if it is damaged. Ignores values that are not text."""
     try:
         found = orjson.loads(block) if block else {}
     except orjson.JSONDecodeError:

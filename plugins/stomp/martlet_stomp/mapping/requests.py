@@ -1,9 +1,9 @@
 """Requests and replies across protocols; pure functions.
 
-A message with ``reply-to`` has, besides the destination in ``STOMP_REPLY_TO``, the properties with which clients of
-RocketMQ answer each other. The address in REPLY_TO_CLIENT is ``stomp:KIND:DESTINATION``; KIND says whether the request
-has a correlation id (``text``) or not (``none``). The other way, a request of another protocol has the ``reply-to``
-``/reply/ADDRESS``, with its REPLY_TO_CLIENT in percent encoding.
+The record of a message with ``reply-to`` has the destination in ``STOMP_REPLY_TO``, and the properties with which
+RocketMQ's clients answer each other. REPLY_TO_CLIENT is the address ``stomp:KIND:DESTINATION``; KIND is ``text`` if the
+request has a correlation id, and ``none`` if not. A STOMP client gets a request of another protocol with the
+``reply-to`` ``/reply/ADDRESS``: ADDRESS is REPLY_TO_CLIENT in percent encoding.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ __all__ = [
 
 DESTINATION: Final = "STOMP_REPLY_TO"
 SCHEME: Final = "stomp:"
-# RocketMQ's clients copy it; how long the requester waits is not known.
+# Copied into replies by RocketMQ's clients. A fixed time, because STOMP does not tell how long a requester waits.
 TTL_MS: Final = 86_400_000
 
 
@@ -42,13 +42,13 @@ def request_of(destination: str, correlation: str, cluster: str) -> dict[str, st
 
 
 def requester_of(address: str) -> tuple[str, bool]:
-    """Return the destination for a reply to ``stomp:`` and *address*, and whether it has the correlation id."""
+    """Return the destination for a reply to *address*, which lacks its ``stomp:``, and whether it has an id."""
     kind, _, destination = address.partition(":")
     return destination, kind == "text"
 
 
 def reply_to_of(found: Mapping[str, str], named: str) -> str | None:
-    """Return the ``reply-to`` of the message whose record has the properties *found*; None if it has none.
+    """Return the ``reply-to`` of a message whose record has the properties *found*; None if it has none.
 
     Args:
       named: as for `messages.arrived_from`.
@@ -61,11 +61,11 @@ def reply_to_of(found: Mapping[str, str], named: str) -> str | None:
 
 
 def correlation_of(found: Mapping[str, str]) -> str | None:
-    """Return the ``correlation-id`` of the message whose record has the properties *found*."""
+    """Return the ``correlation-id`` of a message whose record has the properties *found*."""
     value = found.get(CORRELATION_ID)
     return None if value == NO_CORRELATION and is_uncorrelated(found.get(REPLY_TO, "")) else value
 
 
 def address_of(name: str) -> str:
-    """Return the address to which a message for ``/reply/`` and *name* goes."""
+    """Return the requester's address in *name*, the text after ``/reply/``."""
     return unquote(name)

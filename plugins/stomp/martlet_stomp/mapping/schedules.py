@@ -1,4 +1,4 @@
-"""ActiveMQ's scheduler: messages that come several times, and their end; pure functions.
+"""ActiveMQ's scheduler: repeated messages, and their removal; pure functions.
 
 | header of SEND | property of the record, for the plugin timer |
 |---|---|
@@ -7,7 +7,7 @@
 | ``AMQ_SCHEDULED_CRON`` | ``TIMER_CRON`` |
 
 Each copy has the header ``scheduledJobId``, TOPIC:KEY. A message to ``ActiveMQ.Scheduler.Management`` with this header
-and ``AMQ_SCHEDULER_ACTION:REMOVE`` ends them. There is nothing to read in that destination.
+and ``AMQ_SCHEDULER_ACTION:REMOVE`` ends the repetition. That destination cannot be read.
 """
 
 import re
@@ -35,7 +35,7 @@ _JOB: Final = re.compile(r"([^:]+):(.+)", re.DOTALL)
 
 @final
 class Removal(NamedTuple):
-    """The repeated message to end: its topic, and its unique key."""
+    """A repeated message to end: its topic, and its unique key."""
 
     topic: str
     key: str
@@ -61,7 +61,7 @@ def schedule_of(headers: MessageHeaders) -> dict[str, str]:
 
 
 def removal_of(headers: MessageHeaders, destination: Destination) -> Removal | None:
-    """Return what a message with *headers* ends; None if it is not for the scheduler. Raises `StompError`."""
+    """Return the repeated message that *headers* end; None if they are not for the scheduler. Raises `StompError`."""
     text = destination.text.removeprefix(destination.prefix)
     if not destination.kind.is_stored or text.lower() != MANAGEMENT:
         return None

@@ -1,8 +1,8 @@
-"""Selectors: conditions in SQL92 on the headers of messages, as the header ``selector`` of SUBSCRIBE has them.
+"""Selectors: conditions in SQL92 on the headers of messages, from the header ``selector`` of SUBSCRIBE.
 
-They are compiled by the plugin that knows the language, and are about the properties of records (`messages.py`). So the
-names of headers that have another name there are translated, and so are those that JMS gives to some of them. What a
-message has without a property, such as its time, is computed for the selectors that ask for it.
+The plugin for the language compiles a selector, which tests the properties of records (`messages.py`). So names of
+headers and JMS names are translated to names of properties. Values that are not in a property, such as the message's
+time, are computed for the selectors that use them.
 """
 
 import re
@@ -37,7 +37,7 @@ _COMPUTED: Final[dict[str, Callable[[RecordView], str]]] = {
     "JMSPriority": lambda record: record.property("priority") or "4",
     "JMSTimestamp": lambda record: record.property("timestamp") or str(record.born_ms),
 }
-# What the broker knows only when it delivers a message, or never.
+# Values that the broker knows only at delivery, or never.
 _UNKNOWN: Final = frozenset(
     (
         "JMSDestination",
@@ -61,7 +61,7 @@ _TOKEN: Final = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")*)"|([A-Za-z_$][A-Za-
 
 @final
 class _Headers:
-    """A record with what is computed of it."""
+    """A view of a record that includes the computed values."""
 
     __slots__ = ("_record",)
 
@@ -74,9 +74,9 @@ class _Headers:
 
 
 def translated(selector: str) -> str:
-    """Return *selector* with the names of properties instead of those of headers.
+    """Return *selector* with names of properties instead of names of headers.
 
-    Raises `StompError` if it asks for something that no message has when it is selected.
+    Raises `StompError` if it uses a name whose value is unknown at selection.
     """
 
     def name_of(match: re.Match[str]) -> str:
@@ -92,27 +92,27 @@ def translated(selector: str) -> str:
 def select(broker: Broker, selector: str | None) -> Selection:
     """Return the selection of messages with *selector*.
 
-    Raises `Refused` if it cannot be compiled, and `StompError` as `translated`.
+    Raises `Refused` if *selector* cannot be compiled, and `StompError` as `translated`.
     """
     if not selector or not selector.strip():
         return EVERYTHING
     text = translated(selector)
-    found = broker.selection(LANGUAGE, text)
-    if found.predicate is None or not any((match[1] or match[2]) in _COMPUTED for match in _TOKEN.finditer(text)):
-        return found
-    return Selection(f"stomp {found.name}", found.codes, _with_computed(found.predicate))
+    plain = broker.selection(LANGUAGE, text)
+    if plain.predicate is None or not any((match[1] or match[2]) in _COMPUTED for match in _TOKEN.finditer(text)):
+        return plain
+    return Selection(f"stomp {plain.name}", plain.codes, _with_computed(plain.predicate))
 
 
 def _with_computed(predicate: Predicate) -> Predicate:
-    """Return *predicate* on the properties of a record and what is computed of it."""
+    """Return *predicate* applied to the properties and the computed values of a record."""
 
     def holds(record: RecordView) -> bool:
         return predicate(cast(RecordView, _Headers(record)))
 
-    # No `Condition.find`: what is computed is not among the bytes of the record.
+    # No `Condition.find`: computed values are not among the bytes of the record.
     return Condition(holds, predicate.cost, None, predicate.steps) if isinstance(predicate, Condition) else holds
 
 
 def not_from(host: bytes) -> Selection:
-    """Return the selection of messages that the connection from *host* did not send, as records hold it."""
+    """Return the selection of messages that were not sent by the connection from *host*, encoded as in a record."""
     return Selection(f"not from {host.hex()}", None, lambda record: record.born_host != host)
