@@ -1,1 +1,1 @@
-"""Messages to a client: its subscriptions, where their messages come from, and what is outstanding."""
+"""Messages to a client: its subscriptions, their sources, and unacknowledged messages."""

@@ -1,4 +1,4 @@
-"""Where the messages of a subscription come from: what the core opens for it."""
+"""The sources of subscriptions: what the core opens for queues, topics, names and browsers."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,8 @@ from martlet_stomp.wire.packets import AckMode, Connect, Subscribe, Unsubscribe
 
 __all__ = ["Opening"]
 
-# What a client may hold of a topic, however much it asks for: 100 bytes of memory each. Of a queue, the core bounds it.
+# Most unacknowledged messages of a topic that a client may ask for: each takes 100 bytes. For queues the core has its
+# own limit.
 HELD_MAX: Final = 20_000
 
 
@@ -35,7 +36,7 @@ class Opening:
     __slots__ = ("_client_id", "_context", "_gate", "_host", "_session", "_version")
 
     def __init__(self, context: Context, gate: Gate, connect: Connect, session: str, host: bytes) -> None:
-        """Open for the client with *session*, which is connected from *host*."""
+        """Open sources for the client with *session*, connected from *host*."""
         self._context = context
         self._gate = gate
         self._version = connect.version
@@ -44,23 +45,23 @@ class Opening:
         self._host = host
 
     def durable_group(self, request: Subscribe | Unsubscribe, kind: Kind) -> str:
-        """Return the group of the durable subscription that *request* is about; empty for none. Raises `StompError`."""
+        """Return the group of the durable subscription in *request*; empty for none. Raises `StompError`."""
         return durable_group(self._gate.identity.name, self._client_id, request, kind)
 
     def open(
         self, subscription: Subscription, take_over: Callable[[Durable], None], position: int | None = None
     ) -> tuple[Source, Browse | None]:
-        """Return what brings the messages of *subscription*, and what a browser wants of that.
+        """Return the source of *subscription*, and its `Browse` if it is a browser.
 
-        If it is durable, ``durable`` of *subscription* is set.
+        Sets ``durable`` of a durable *subscription*.
 
         Args:
-          take_over: ends the use of a durable subscription by others.
-          position: where one to a temporary destination begins in the log; None for the end.
+          take_over: ends the use of a durable subscription by another connection.
+          position: the log position at which a subscription to a temporary destination begins; None for the end.
 
         Raises:
-          StompError: it cannot be opened as the client wants it.
-          Refused: it may not be opened, or its topic cannot be read.
+          StompError: the broker does not support the client's request.
+          Refused: the client may not subscribe, or the topic cannot be read.
         """
         context, request, destination = self._context, subscription.request, subscription.destination
         group = self.durable_group(request, destination.kind)
@@ -87,14 +88,14 @@ class Opening:
                 return self._join(subscription, group, is_new=is_new), None
             except (Refused, StompError):
                 if is_new:
-                    context.broker.topics.delete(destination.topic)  # else a client could create any number
+                    context.broker.topics.delete(destination.topic)  # so that refused requests leave no topics
                 raise
         if is_new:
             context.created(destination.topic)
         return self.read_topic(subscription, from_earliest if request.is_retroactive else from_tail), None
 
     def read_topic(self, subscription: Subscription, start: Start) -> Source:
-        """Return what brings all messages of a topic from *start* on. Raises `StompError` and `Refused`."""
+        """Return the source of all messages of a topic from *start* on. Raises `StompError` and `Refused`."""
         destination = subscription.destination
         return self._gate.subscribe(
             subscription,
@@ -106,7 +107,7 @@ class Opening:
         )
 
     def check_part(self, request: Subscribe, destination: Destination, why: str) -> None:
-        """Raise `StompError` or `Refused` if *request* cannot be for several destinations; *why* says that it is."""
+        """Raise `StompError` or `Refused` if *request* cannot have several topics; *why* is text for the error."""
         text = f"{shown(destination.text)} {why}"
         if self.durable_group(request, destination.kind):
             raise StompError(f"{text}, and a durable subscription is to one topic; name it alone")
@@ -117,12 +118,12 @@ class Opening:
         self._select(request)
 
     def _select(self, request: Subscribe) -> Selection:
-        """Return which messages of a topic *request* wants. Raises `StompError` and `Refused`."""
+        """Return the selection of messages that *request* wants. Raises `StompError` and `Refused`."""
         wanted = select(self._context.broker, request.selector)
         return wanted.both(not_from(self._host)) if request.no_local else wanted
 
     def _credit(self, subscription: Subscription) -> int:
-        """Return how many messages the client may hold."""
+        """Set ``prefetch`` of *subscription*, the number of messages that the client may hold; return it."""
         asked = subscription.request.prefetch
         prefetch = self._context.config.prefetch if asked is None else asked
         limit = max(HELD_MAX, self._context.config.prefetch)
@@ -130,13 +131,13 @@ class Opening:
         return subscription.prefetch
 
     def _join(self, subscription: Subscription, group: str, *, is_new: bool) -> Source:
-        """Consume a queue, or the durable subscription that has *group*; *is_new* says that it has created the topic.
+        """Join a queue's group, or *group* of a durable subscription; *is_new* if the topic was just created.
 
         Raises `StompError` and `Refused`.
         """
         context, request, destination = self._context, subscription.request, subscription.destination
         acknowledges, name = subscription.acknowledges, destination.name
-        is_topics = bool(group or destination.application)  # what is sent to the topic from now on
+        is_topics = bool(group or destination.application)  # whether the group has messages of a topic, from now on
         selection, wanted = EVERYTHING, select(context.broker, request.selector)
         names: MessageSelection | None = None
         if name:
@@ -148,7 +149,7 @@ class Opening:
         membership = Membership(
             lease_s=math.inf if acknowledges else 0,
             credit=self._credit(subscription),
-            takes=None if group else wanted.predicate,  # consumers of a queue may have different selectors
+            takes=None if group else wanted.predicate,  # each consumer of a queue may have its own selector
             is_exclusive=request.is_exclusive,
             selection=selection.both(wanted) if group else selection,
             names=names,
@@ -181,7 +182,7 @@ class Opening:
         )
 
     def _browse(self, subscription: Subscription) -> tuple[Source, Browse]:
-        """Show what a queue has. Raises `StompError` and `Refused`."""
+        """Browse a queue. Raises `StompError` and `Refused`."""
         context, destination = self._context, subscription.destination
         if destination.kind is not Kind.QUEUE or destination.name:
             raise StompError(f"{shown(destination.text)} cannot be browsed, because it is no queue; subscribe to it")
@@ -202,12 +203,12 @@ class Opening:
         return reader, browse
 
     def _find_topic(self, destination: Destination) -> bool:
-        """Make sure that the topic is there; return whether it was created. Raises `Refused`."""
+        """Create the topic if it is missing; return whether it was created. Raises `Refused`."""
         topic, context = destination.topic, self._context
         context.check_exists(destination)
         is_new = not context.has_topic(topic)
         if destination.is_filter and not is_new:
-            return False  # whoever reads names need not be allowed to read the whole topic
+            return False  # a client that may read only some names is not checked for the whole topic
         if self._gate.find_topic(topic, "read", context.config.queues) is None:
             text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
             raise Refused(Reason.NO_TOPIC, text)

@@ -1,9 +1,9 @@
-"""One subscription of a client: its source, and the messages that it sends; see `unacknowledged.py` for the rest.
+"""One subscription of a client: the delivery of its messages, and its unacknowledged messages (`unacknowledged.py`).
 
-A queue is a shared group of the core on the platform topic, so each message is with one client. With ``ack:auto`` a
-message is settled when it is sent; otherwise it is leased until the client acknowledges it, and returns if the client
-goes. A topic is read by each subscription from its end on. There, acknowledgements only say how many more messages the
-client wants.
+A queue is a shared group of the core on the platform topic, so each message goes to one client. With ``ack:auto`` a
+message is settled when it is sent; otherwise it is leased until the client acknowledges it, and returns to the queue if
+the client is gone. Each subscription to a topic reads it from its end on; acknowledgements only give credit for more
+messages.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,17 +26,17 @@ from martlet_stomp.wire.packets import AckMode, Subscribe, Version
 __all__ = ["UNLIMITED", "Source", "Subscription", "SubscriptionOwner"]
 
 UNLIMITED: Final = 1 << 60
-# Frames from here on are not copied for each subscriber.
+# Frames of this size and above are not copied for each subscriber.
 LARGE_BYTES: Final = 1 << 15
 
 Source: TypeAlias = Member | TopicSubscription | Follower
 
 
 class SubscriptionOwner(Protocol):
-    """Who has a subscription: all those of its client."""
+    """The subscriptions of a client, as their owner."""
 
     def ready(self, subscription: "Subscription") -> None:
-        """Have *subscription* deliver soon."""
+        """Note that *subscription* may have messages to deliver."""
         ...
 
     def lose(self, subscription: "Subscription", reason: str) -> None:
@@ -46,10 +46,10 @@ class SubscriptionOwner(Protocol):
 
 @final
 class Subscription:
-    """One subscription; it is the peer of its source (`martlet.delivery.subscriptions.MemberPeer`).
+    """One subscription, the peer of its source (`martlet.delivery.subscriptions.MemberPeer`).
 
-    ``number`` is its own on this connection, and ``durable`` says what it is if it outlives that. The client may hold
-    ``prefetch`` messages.
+    ``number`` is unique on the connection, ``durable`` is set if the subscription outlives the connection, and
+    ``prefetch`` is the number of messages that the client may hold.
     """
 
     __slots__ = (
@@ -88,22 +88,22 @@ class Subscription:
         self.request = request
         self.destination = destination
         self.number = number
-        self.key = ""  # among those of its client
-        self.parts: dict[str, Subscription] | None = None  # of the subscription with wildcards that it is one of
-        self.follows = False  # whether those are the topics that match, as they come and go
+        self.key = ""  # key among the client's subscriptions
+        self.parts: dict[str, Subscription] | None = None  # all parts of the `Pattern` of which this is a part
+        self.follows = False  # `Pattern.follows` of that pattern
         self.durable: Durable | None = None
         self.prefetch = UNLIMITED
-        self._heads: dict[int, bytes] = {}  # by the number of the delivery
+        self._heads: dict[int, bytes] = {}  # by the number of deliveries
         self._source: Source | None = None
         self._browse: Browse | None = None
         is_cumulative = request.ack is AckMode.CLIENT
         self.unacknowledged = Unacknowledged(counters, destination.text, is_cumulative=is_cumulative)
 
     def begin(self, source: Source, browse: Browse | None = None) -> None:
-        """Deliver what *source* brings; with *browse*, what it wants of that."""
+        """Deliver the messages of *source*; with *browse*, only the messages that it wants."""
         self._source, self._browse = source, browse
         if browse is not None:
-            self.wake()  # there may be nothing to show
+            self.wake()  # even without messages, to send the last frame
         if self.acknowledges:
             self.unacknowledged.begin(source)
 
@@ -121,7 +121,7 @@ class Subscription:
         return isinstance(source, TopicSubscription) and source.gone
 
     def described(self) -> dict[str, object]:
-        """Return what a list of subscriptions says about it; ``held`` is what is not acknowledged yet."""
+        """Return a row of the list of subscriptions; ``held`` is the number of unacknowledged messages."""
         request, source, durable = self.request, self._source, self.durable
         is_bounded = self.acknowledges and source is not None and self.prefetch < UNLIMITED
         return {
@@ -137,27 +137,27 @@ class Subscription:
 
     @property
     def position(self) -> int | None:
-        """The log position before which it has brought everything; None unless it follows names."""
+        """The log position before which all messages were delivered; None unless the source is a `Follower`."""
         return self._source.position if isinstance(self._source, Follower) else None
 
     def wake(self) -> None:
         self._owner.ready(self)
 
     def lose(self, reason: str) -> None:
-        """End the connection, for *reason*."""
+        """End the connection of the client, for *reason*."""
         self._owner.lose(self, reason)
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         self._peer.start(work, *args)
 
     def close(self) -> None:
-        """End; what the client holds goes to others."""
+        """End the subscription; messages that the client holds go to other consumers."""
         member = self.end()
         if member is not None:
             member.leave()
 
     def end(self) -> Member | None:
-        """End, but for a member of a group, which is returned and must leave."""
+        """End the subscription; return its member of a group, which the caller must make leave, or None."""
         source, self._source = self._source, None
         self.unacknowledged.end()
         if isinstance(source, Member):
@@ -169,7 +169,7 @@ class Subscription:
     # messages
 
     def deliver(self, budget_bytes: int) -> int:
-        """Send messages, about *budget_bytes*; return their size. Raises `Refused`."""
+        """Send about *budget_bytes* of messages; return their size in bytes. Raises `Refused`."""
         size = 0
         if self._source is not None:
             for delivery in self._source.collect(budget_bytes):
@@ -210,7 +210,7 @@ class Subscription:
         self._send_frames(head, frames)
 
     def _send_frames(self, head: bytes, frames: Sequence[bytes]) -> None:
-        """Send *frames*, each after *head*; subscribers share large ones."""
+        """Send *frames*, each after *head*; does not copy large frames."""
         if len(frames) > 1 and max(map(len, frames)) >= LARGE_BYTES:
             self._peer.send(*chain.from_iterable([(head, frame) for frame in frames]))
         else:

@@ -1,6 +1,7 @@
-"""Messages that a client was sent and has not acknowledged, of one subscription.
+"""Unacknowledged messages of one subscription: messages sent to the client and not acknowledged by it.
 
-A queue is a shared group of the core, whose member settles them; those of a topic only give their credit back.
+A queue is a shared group of the core, whose member settles its messages. Settling a message of a topic only returns its
+credit.
 """
 
 from collections import deque
@@ -21,7 +22,10 @@ __all__ = ["Ledger", "Outstanding", "SentPart", "Unacknowledged"]
 
 
 class Ledger(Protocol):
-    """Messages that a client was sent and has not acknowledged; a `Member` of a group is one."""
+    """A record of unacknowledged messages; a `Member` of a group is one.
+
+    The methods named ``_all`` settle messages, and return the offsets that the client held.
+    """
 
     def holds(self, queue_id: int, offset: int) -> bool: ...
 
@@ -34,7 +38,7 @@ class Ledger(Protocol):
 
 @final
 class Outstanding:
-    """The ledger of a topic's subscription: a message that is settled gives its credit back, and nothing else."""
+    """The ledger of a subscription to a topic: settling a message only returns its credit."""
 
     __slots__ = ("_held", "_reader")
 
@@ -43,7 +47,7 @@ class Outstanding:
         self._held: dict[int, dict[int, None]] = {}
 
     def add(self, queue_id: int, offsets: Sequence[int]) -> None:
-        """Note that the client was sent messages."""
+        """Note that messages were sent to the client."""
         self._held.setdefault(queue_id, {}).update(dict.fromkeys(offsets))
 
     def holds(self, queue_id: int, offset: int) -> bool:
@@ -66,7 +70,7 @@ class Outstanding:
 
 @final
 class SentPart(NamedTuple):
-    """Messages of one queue; with cumulative acknowledgements, ``number`` is that of the first in the order sent."""
+    """Messages of one queue. With cumulative acknowledgements, ``number`` counts the messages sent before the first."""
 
     queue_id: int
     offsets: Sequence[int]
@@ -75,9 +79,9 @@ class SentPart(NamedTuple):
 
 @final
 class Unacknowledged:
-    """The unacknowledged messages of a subscription to *destination*; none until `begin`, and after `end`.
+    """The unacknowledged messages of a subscription to *destination*, between `begin` and `end`.
 
-    If acknowledgements are cumulative (*is_cumulative*), each is also for all messages that were sent before.
+    If it *is_cumulative*, an acknowledgement of a message is also for all messages sent before it.
     """
 
     __slots__ = ("_counters", "_destination", "_is_cumulative", "_ledger", "_sent", "_sent_count")
@@ -87,19 +91,19 @@ class Unacknowledged:
         self._destination = destination
         self._is_cumulative = is_cumulative
         self._ledger: Ledger | None = None
-        # With cumulative acknowledgements: what was sent and is not acknowledged, in that order.
+        # With cumulative acknowledgements: the unacknowledged messages in the order sent.
         self._sent: deque[SentPart] = deque()
         self._sent_count = 0
 
     def begin(self, source: Member | TopicSubscription | Follower) -> None:
-        """Keep the messages that *source* brings from now on."""
+        """Keep account of the messages of *source* from now on."""
         self._ledger = source if isinstance(source, Member) else Outstanding(source)
 
     def end(self) -> None:
         self._ledger = None
 
     def add(self, queue_id: int, offsets: Sequence[int]) -> None:
-        """Note that the client was sent messages."""
+        """Note that messages were sent to the client."""
         if isinstance(self._ledger, Outstanding):
             self._ledger.add(queue_id, offsets)
         if self._is_cumulative:
@@ -115,16 +119,17 @@ class Unacknowledged:
             ledger.ack_all(queue_id, offsets)
 
     def acknowledge(self, queue_id: int, offsets: Sequence[int]) -> int:
-        """Settle messages, with cumulative acknowledgements also those before each.
+        """Handle ACK for messages; a cumulative ACK is also for the messages before each.
 
-        Returns how many of *offsets* the client held, up to the first that it did not.
+        Returns the number of *offsets* before the first that the client does not hold.
         """
         return self._settle(queue_id, offsets, self._acked)
 
     def refuse(self, queue_id: int, offset: int, *, requeue: bool) -> bool:
-        """Take NACK: the message, with cumulative acknowledgements also those before it, comes again or is dead.
+        """Handle NACK for a message; a cumulative NACK is also for the messages before it.
 
-        Returns whether the client held it.
+        A refused message is delivered again, or without *requeue* becomes a dead letter. Returns whether the client
+        held the message.
         """
         return self._settle(queue_id, (offset,), self._nacked if requeue else self._buried) == 1
 
@@ -158,7 +163,7 @@ class Unacknowledged:
     ) -> int:
         first = self._sent[0] if self._sent else None
         if len(offsets) > 1 and first is not None and first.queue_id == queue_id and _is_part(offsets, first.offsets):
-            self._settle_up_to(queue_id, offsets[-1], settle)  # the others are before it
+            self._settle_up_to(queue_id, offsets[-1], settle)  # the other offsets were sent before this one
             return len(offsets)
         for index, offset in enumerate(offsets):
             if not self._settle_up_to(queue_id, offset, settle):
@@ -166,32 +171,32 @@ class Unacknowledged:
         return len(offsets)
 
     def _settle_up_to(self, queue_id: int, offset: int, settle: Callable[[int, Sequence[int]], Sequence[int]]) -> bool:
-        """Settle a message and all that were sent before it; return False if the client does not hold it."""
-        found = self._take_up_to(queue_id, offset)
-        for part in found:
+        """Settle a message and all messages sent before it; return False if the client does not hold it."""
+        parts = self._take_up_to(queue_id, offset)
+        for part in parts:
             settle(part.queue_id, part.offsets)
-        return bool(found)
+        return bool(parts)
 
     def _take_up_to(self, queue_id: int, offset: int) -> list[SentPart]:
-        """Take a message, and all that were sent before it, out of what was sent; nothing if it is not there."""
-        parts = enumerate(self._sent)
-        place = next((i for i, part in parts if part.queue_id == queue_id and offset in part.offsets), -1)
+        """Remove and return a message and all messages sent before it; empty if the client does not hold it."""
+        sent = enumerate(self._sent)
+        place = next((i for i, part in sent if part.queue_id == queue_id and offset in part.offsets), -1)
         if place < 0:
             return []
-        found = [self._sent.popleft() for _ in range(place + 1)]
-        _, offsets, number = found[place]
+        parts = [self._sent.popleft() for _ in range(place + 1)]
+        _, offsets, number = parts[place]
         end = offsets.index(offset) + 1
         if end < len(offsets):
             self._sent.appendleft(SentPart(queue_id, offsets[end:], number + end))
-            found[place] = SentPart(queue_id, offsets[:end], number)
-        return found
+            parts[place] = SentPart(queue_id, offsets[:end], number)
+        return parts
 
     # transactions
 
     def reserve(self, queue_id: int, offset: int) -> list[SentPart]:
-        """Return what an acknowledgement in a transaction is for; nothing if the client does not hold the message.
+        """Return the messages that an acknowledgement in a transaction is for; empty if the client holds none.
 
-        Cumulative acknowledgements after this one do not include that.
+        Later cumulative acknowledgements do not include them.
         """
         ledger = self._ledger
         if ledger is None or not ledger.holds(queue_id, offset):
@@ -201,9 +206,9 @@ class Unacknowledged:
         return [SentPart(queue_id, (offset,))]
 
     def restore(self, parts: Sequence[SentPart]) -> None:
-        """Undo `reserve` for all *parts*, which are in the order in which they were reserved."""
+        """Undo `reserve` for all *parts*, in the order in which they were reserved."""
         if self._is_cumulative:
-            # What other transactions gave back before may have been sent earlier.
+            # Sorted, because parts restored by other transactions may have been sent earlier.
             self._sent = deque(sorted(chain(parts, self._sent), key=attrgetter("number")))
 
     def check_open(self) -> None:
@@ -218,17 +223,17 @@ class Unacknowledged:
         ledger = self._ledger
         if not isinstance(ledger, Member):
             return []
-        found: list[tuple[Journal, bytes]] = []
+        notes: list[tuple[Journal, bytes]] = []
         for done, (queue_id, offsets, _) in enumerate(parts):
             try:
-                found += ledger.acknowledgements(queue_id, offsets)
+                notes += ledger.acknowledgements(queue_id, offsets)
             except Refused:
                 self.withdraw(parts[:done])
                 raise
-        return found
+        return notes
 
     def withdraw(self, parts: Sequence[SentPart]) -> None:
-        """Undo `notes`: the atomic group was refused."""
+        """Undo `notes`, because the atomic group was refused."""
         if isinstance(self._ledger, Member):
             for part in parts:
                 self._ledger.withdraw(part.queue_id, part.offsets)
@@ -241,13 +246,13 @@ class Unacknowledged:
                 self._ledger.ack_all(queue_id, offsets)
 
     def failed(self, parts: Sequence[SentPart], *, requeue: bool) -> None:
-        """Take NACK for *parts*."""
+        """Handle NACK for *parts*."""
         for part in parts:
             (self._nacked if requeue else self._buried)(part.queue_id, part.offsets)
 
 
 def _held_first(offsets: Sequence[int], settled: Sequence[int]) -> int:
-    """Return how many of *offsets* there are before the first that is not among *settled*, or is there again."""
+    """Return the number of *offsets* before the first that is not in *settled*, or is repeated."""
     left: dict[Hashable, None] = dict.fromkeys(settled)
     for index, offset in enumerate(offsets):
         if offset not in left:
@@ -257,7 +262,7 @@ def _held_first(offsets: Sequence[int], settled: Sequence[int]) -> int:
 
 
 def _is_part(offsets: Sequence[int], whole: Sequence[int]) -> bool:
-    """Return whether *offsets* are some consecutive ones of *whole*."""
+    """Return whether *offsets* is a slice of *whole*."""
     if offsets[0] not in whole:
         return False
     at = whole.index(offsets[0])
