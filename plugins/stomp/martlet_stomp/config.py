@@ -8,7 +8,7 @@ from martlet_stomp.wire.codec import Limits
 
 __all__ = ["StompConfig"]
 
-# What a frame has beside its body, at least: the header lines by default.
+# Room in a frame beside the body: the default limit of the header lines.
 BESIDE_BODY_BYTES: Final = 65_536
 
 
@@ -88,7 +88,7 @@ class StompConfig(TlsConfig):
     )
 
     def limits(self, body_bytes_max: int) -> Limits:
-        """Return what the connections of clients must observe, if a message has at most *body_bytes_max*."""
+        """Return the limits of clients' connections for messages of at most *body_bytes_max*."""
         return Limits(
             self.connect_bytes_max,
             min(self.frame_bytes_max, body_bytes_max + BESIDE_BODY_BYTES),

@@ -1,4 +1,4 @@
-"""The entry point: the STOMP port."""
+"""The plugin's entry point: its port, its services, and the state that its connections share."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,7 +38,7 @@ class StompPlugin(Hooks):
         self._traffic = Traffic()
 
     def context(self, broker: Broker) -> Context:
-        """Return what all connections share, the same for all hooks."""
+        """Return the state that all connections share; the first call makes it."""
         if self._context is None:
             self._context = make_context(self.config, broker)
             take_replies(self._context)
@@ -71,7 +71,7 @@ class StompPlugin(Hooks):
         return (self.protocol(broker),)
 
     def protocol(self, broker: Broker, bound: Callable[[str], None] = lambda address: None) -> Protocol:
-        """Return the protocol."""
+        """Return the protocol for the server, on the configured port; *bound* gets the address once it listens."""
         config, context = self.config, self.context(broker)
         broker.stats.add(PROTOCOL, context.statistics)
         heads = known_heads(config.limits(broker.config.message_bytes_max))

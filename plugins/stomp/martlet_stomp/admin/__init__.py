@@ -1,1 +1,1 @@
-"""Requests of administrators."""
+"""Administrators' requests."""

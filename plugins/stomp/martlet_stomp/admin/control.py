@@ -1,10 +1,9 @@
-"""Requests of administrators: SUBSCRIBE to ``/control/connections``, ``/control/subscriptions``, ``/control/queues``.
+"""Administrators' requests: SUBSCRIBE to ``/control/connections``, ``/control/subscriptions``, ``/control/queues``.
 
-``/control/delete/queue/NAME`` deletes what the broker knows of a queue, and its answer says what that was.
+``/control/delete/queue/NAME`` deletes the state of a queue; the answer is the queue's last row.
 
-The answer is one or more MESSAGE frames, each with a JSON array of objects, and one with ``browser:end`` as the last
-one, as that of a browser. Nothing follows, and there is no subscription to end. Requires the permission to manage the
-broker.
+The answer is one or more MESSAGE frames, each with a JSON array of objects, and a last MESSAGE with ``browser:end``, as
+for a browser. The client need not unsubscribe. A request requires the permission to manage the broker.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from martlet_stomp.wire.packets import Subscribe, Version
 __all__ = ["DELETE", "PREFIX", "answer_request"]
 
 PREFIX: Final = "/control/"
-# A destination follows, with its slash.
+# A request continues with a destination, which begins with a slash.
 DELETE: Final = f"{PREFIX}delete"
 ROWS_A_MESSAGE: Final = 500
 
@@ -82,27 +81,27 @@ def _subscriptions(context: Context) -> Iterator[Row]:
 
 
 def _queues(context: Context) -> Iterator[Row]:
-    for found in describe_all(context.broker.shared_groups, PROTOCOL):
-        yield _row_of(found)
+    for group in describe_all(context.broker.shared_groups, PROTOCOL):
+        yield _row_of(group)
 
 
-def _row_of(found: GroupOnTopic) -> Row:
-    destination = destination_of_group(found.topic, found.group)
+def _row_of(group: GroupOnTopic) -> Row:
+    destination = destination_of_group(group.topic, group.group)
     is_queue = destination.startswith(Kind.QUEUE.value)
     return {
         "destination": destination,
-        "durable": None if is_queue else found.group,
-        "consumers": found.members,
-        "held": found.unsettled,
-        "waiting": found.waiting,
-        "auto_delete": found.auto_delete,
-        "owns_topic": found.owns_topic,
-        "unused_s": found.unused_s,
+        "durable": None if is_queue else group.group,
+        "consumers": group.members,
+        "held": group.unsettled,
+        "waiting": group.waiting,
+        "auto_delete": group.auto_delete,
+        "owns_topic": group.owns_topic,
+        "unused_s": group.unused_s,
     }
 
 
 def _delete_queue(context: Context, gate: Gate, text: str) -> Row:
-    """Delete what is known of the queue *text*, and its topic if that was created for it; return its last row.
+    """Delete the state of the queue *text*, and its topic if it was created for the queue; return the last row.
 
     Raises `StompError` and `Refused`.
     """

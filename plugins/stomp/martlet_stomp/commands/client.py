@@ -1,4 +1,4 @@
-"""One request of an administrator to a STOMP port, with blocking calls."""
+"""An administrator's request to a STOMP port, with blocking calls."""
 
 import socket
 from typing import Any, Final
@@ -23,10 +23,10 @@ class StompFailed(MartletError):
 
 
 def browse(settings: ServerSettings, destination: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return the session of a new connection, and the rows that the broker answers to SUBSCRIBE to *destination*.
+    """Return the session of a new connection, and the rows of the broker's answer to SUBSCRIBE to *destination*.
 
     Raises:
-      Unreachable: nothing answers there, or it does not speak STOMP.
+      Unreachable: nothing answers at the address, or it does not speak STOMP.
       StompFailed: the broker refused the client, or the request.
     """
     login = [("login", settings.user)] if settings.user is not None else []
@@ -51,7 +51,7 @@ def browse(settings: ServerSettings, destination: str) -> tuple[str, list[dict[s
 
 
 class _Frames:
-    """The frames on a connection."""
+    """Sends and receives the frames of one connection."""
 
     def __init__(self, stream: socket.socket, settings: ServerSettings) -> None:
         self._stream = stream
@@ -65,8 +65,8 @@ class _Frames:
             raise self._closed(str(error)) from error
 
     def receive(self, wanted: str) -> tuple[str, dict[str, str], bytes]:
-        """Return the command, headers and body of the next frame. Raises `Unreachable` and `StompFailed`."""
-        while b"\n\n" not in (data := self._data.lstrip(b"\n")):  # heart-beats may come before
+        """Return the command, headers and body of the next frame, a *wanted* one. Raises as `browse`."""
+        while b"\n\n" not in (data := self._data.lstrip(b"\n")):  # heart-beats may precede a frame
             self._receive_more()
         self._data, end = data, data.index(b"\n\n")
         try:

@@ -81,7 +81,7 @@ def delete(arguments: Any) -> int:
 
 def _show(arguments: Any, what: str, heads: tuple[str, ...]) -> int:
     settings = server_settings(arguments)
-    # The connection that asks is not worth a line.
+    # Omit the connection of this command.
     session, rows = browse(settings, f"{PREFIX}{what}")
     rows = [row for row in rows if row.get("session") != session]
     if arguments.json:

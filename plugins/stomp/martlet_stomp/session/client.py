@@ -1,4 +1,4 @@
-"""One accepted client: its session, the parts that work for it, and its end."""
+"""One accepted client: its session, its parts, and its end."""
 
 from collections.abc import Callable, Iterator
 from typing import final
@@ -21,7 +21,7 @@ __all__ = ["Client"]
 
 @final
 class Client:
-    """An accepted client: its session, and the parts that serve it; *end* closes the connection and says why."""
+    """An accepted client: its session, and the parts that serve it; *end* closes the connection, with a reason."""
 
     __slots__ = (
         "_connect",
@@ -56,7 +56,7 @@ class Client:
         self.beat: Beat | None = None
 
     def greet(self) -> None:
-        """Tell the client that it is accepted."""
+        """Open the connection, and send CONNECTED."""
         peer, context, connect = self._peer, self._context, self._connect
         peer.introduce(connect.client_id or self.session, f"STOMP {connect.version.text}")
         beats = agreed_beats(connect, context.config.heartbeat_min_ms)
@@ -72,7 +72,7 @@ class Client:
         self._end("the broker stops; connect again later")
 
     def described(self) -> dict[str, object]:
-        """Return what a list of connections says about it."""
+        """Return the client's row in the list of connections."""
         return {
             "session": self.session,
             "user": self._peer.identity.name,
@@ -85,7 +85,7 @@ class Client:
         }
 
     def described_subscriptions(self) -> Iterator[dict[str, object]]:
-        """Yield what a list of subscriptions says about each."""
+        """Yield a row of the list of subscriptions for each subscription."""
         return self.subscriptions.described()
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""Who a client is: ``login`` and ``passcode`` of CONNECT, or its client certificate."""
+"""Authentication: ``login`` and ``passcode`` of CONNECT, or a client certificate."""
 
 import re
 from typing import Final
@@ -20,9 +20,9 @@ def check_user_name(user: str) -> None:
 
 
 def needs_password_check(authentication: Authentication, connect: Connect, proved: Identity) -> bool:
-    """Return whether login and passcode say who the client is; otherwise it is *proved*, as its certificate says.
+    """Return whether to check login and passcode; otherwise the client has the identity *proved* by its certificate.
 
-    A login without a passcode is enough if it is that of the certificate.
+    A login without a passcode is enough if the certificate has the same name.
     """
     login = connect.login
     if not connect.passcode and (not login or (proved.name and login == proved.name)):

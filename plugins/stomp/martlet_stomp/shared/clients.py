@@ -1,4 +1,4 @@
-"""Connected clients and their durable subscriptions, as the parts of the plugin see them that do not serve them."""
+"""Views of connected clients and of durable subscriptions in use, for other parts of the plugin."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -12,11 +12,11 @@ class Connected(Protocol):
     session: str
 
     def described(self) -> dict[str, object]:
-        """Return a row of the list of connections."""
+        """Return the client's row in the list of connections."""
         ...
 
     def described_subscriptions(self) -> Iterator[dict[str, object]]:
-        """Yield a row of the list of subscriptions for each."""
+        """Yield a row of the list of subscriptions for each subscription."""
         ...
 
     def say_goodbye(self) -> None:
@@ -25,9 +25,9 @@ class Connected(Protocol):
 
 
 class DurableUse(Protocol):
-    """A subscription of some connection that uses a durable subscription."""
+    """The use of a durable subscription by a connection."""
 
-    number: int  # of its connection
+    number: int  # number of the subscription on its connection
 
     def lose(self, reason: str) -> None:
         """End the subscription and its connection."""

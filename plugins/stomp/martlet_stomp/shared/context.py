@@ -34,7 +34,7 @@ __all__ = ["PROTOCOL", "Context", "Counters", "MessageTemplates", "make_context"
 log = logging.getLogger("martlet.stomp")
 
 PROTOCOL: Final = "stomp"
-# Templates, and bytes of the header lines that they are of; with more, all are forgotten.
+# Most cached templates, and the bytes of their header lines; beyond these all are dropped.
 TEMPLATES_KEPT: Final = 4096
 TEMPLATES_BYTES_KEPT: Final = 1 << 20
 
@@ -43,8 +43,8 @@ TEMPLATES_BYTES_KEPT: Final = 1 << 20
 class Counters(Struct):
     """Counters since the start."""
 
-    received: int = 0  # SEND frames of clients
-    stored: int = 0  # messages of clients that the log has
+    received: int = 0  # SEND frames from clients
+    stored: int = 0  # messages from clients, stored in the log
     delivered: int = 0  # MESSAGE frames to clients
     acknowledged: int = 0  # messages that clients acknowledged
     failed: int = 0  # messages that clients refused with NACK
@@ -55,10 +55,10 @@ class Counters(Struct):
 
 @final
 class MessageTemplates:
-    """Templates of messages, by their headers."""
+    """A cache of templates of messages, by their headers."""
 
     def __init__(self, names: frozenset[str], cluster: str, check: Callable[[Destination], None]) -> None:
-        """Begin; *check* raises `StompError` if clients may not send to a destination."""
+        """Make an empty cache; *check* raises `StompError` if clients may not send to a destination."""
         self._names = names
         self._cluster = cluster
         self._check = check
@@ -66,19 +66,19 @@ class MessageTemplates:
         self.table: Final[dict[MessageHeaders, Template]] = {}
 
     def find(self, headers: MessageHeaders) -> Template:
-        """Return the template for *headers*. Raises `StompError` if they are wrong."""
-        found = self.table.get(headers)
-        if found is None:
+        """Return the template for *headers*. Raises `StompError` if they are invalid."""
+        template = self.table.get(headers)
+        if template is None:
             parts = [self._make(headers, each) for each in parse_destinations(headers.destination, self._names)]
-            found = parts[0]
+            template = parts[0]
             if len(parts) > 1:
-                found.parts = tuple(parts)
+                template.parts = tuple(parts)
             self._bytes += headers.size * len(parts)
             if len(self.table) >= TEMPLATES_KEPT or self._bytes > TEMPLATES_BYTES_KEPT:
                 self.table.clear()
                 self._bytes = headers.size
-            self.table[headers] = found
-        return found
+            self.table[headers] = template
+        return template
 
     def _make(self, headers: MessageHeaders, destination: Destination) -> Template:
         check_name(destination)
@@ -90,45 +90,45 @@ class MessageTemplates:
 
 @final
 class Context(Struct):
-    """Made by the plugin, once."""
+    """State that all connections share; the plugin makes one."""
 
     config: StompConfig
     broker: Broker
     names: frozenset[str]
     templates: MessageTemplates
     encodings: SubscriptionEncodings
-    # Of topics whose messages have names.
+    # Feeds of topics whose messages have names.
     feeds: Feeds
     temporary: Temporary
-    # Of the groups that consume queues.
+    # Policy of the groups that consume queues.
     policy: GroupPolicy
-    # Returns the tag code of a record with given properties.
+    # Returns the tag code of a record with the given properties.
     code_of: Callable[[bytes], int]
-    server: str  # what CONNECTED says
+    server: str  # header ``server`` of CONNECTED
     transactions: OpenTransactions
     new_topics: NewTopics
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
-    # Durable subscriptions that a connection uses.
+    # Durable subscriptions in use by a connection.
     durable: dict[Durable, DurableUse] = field(default_factory=dict)
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
-    # Consumers of queues whose clients are gone.
+    # Members that must leave their groups, because their clients are gone.
     leaving: Leaving = field(default_factory=Leaving)
     clients: dict[Connected, None] = field(default_factory=dict)
 
     def has_topic(self, name: str) -> bool:
-        """Return whether there is a topic *name*."""
+        """Return whether topic *name* exists."""
         return self.broker.topics.get(name) is not None
 
     def check_exists(self, destination: Destination) -> None:
-        """Raise `Refused` if *destination* must be there, and is not."""
+        """Raise `Refused` if *destination* must exist, and does not."""
         if destination.must_exist and not self.has_topic(destination.topic):
             text = f"there is no queue {shown(destination.text)}; create it, or send and subscribe to that destination"
             raise Refused(Reason.NO_TOPIC, text)
 
     def created(self, name: str) -> None:
-        """Note that a client has created topic *name*: it goes when nobody uses it and it is empty."""
+        """Note that a client created topic *name*, which is deleted once it is unused and empty."""
         topic = self.broker.topics.get(name)
         if topic is not None and name not in self.names and name != self.temporary.topic:
             self.broker.shared_groups.begin(topic, GROUP, self.policy)

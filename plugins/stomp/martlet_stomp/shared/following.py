@@ -1,4 +1,4 @@
-"""Subscriptions to topics whose messages have names: a cursor of the core with a topic filter brings them."""
+"""Followers: sources of subscriptions to names in a topic, each a cursor of the core with a topic filter."""
 
 from collections.abc import Callable, Sequence
 from itertools import compress, groupby
@@ -15,31 +15,31 @@ from martlet_stomp.mapping.destinations import is_name
 
 __all__ = ["Feeds", "Followed", "Follower"]
 
-# Of messages that nobody acknowledges: their queues do not matter.
+# Queue of messages that the client does not acknowledge: their real queues do not matter.
 ANY_QUEUE: Final = -1
 
 
 @final
 class Feeds:
-    """What followers follow: a feed for each topic."""
+    """The feeds of topics whose messages have names."""
 
     def __init__(self, broker: Broker, names: Sequence[str]) -> None:
-        """Begin; *names* are the topics, and access rules can be about names in them."""
+        """Make the feeds of the topics *names*, and let access rules refer to names in these topics."""
         self._broker = broker
         self._feeds: dict[str, Feed] = {}
         broker.rules.add_named(names)
 
     def of(self, topic: str) -> Feed:
         """Return the feed of *topic*. Raises `Refused` if there is no such topic."""
-        found = self._feeds.get(topic)
-        if found is None:
-            found = self._feeds[topic] = self._broker.cursors.open((topic,), is_name=is_name)
-        return found
+        feed = self._feeds.get(topic)
+        if feed is None:
+            feed = self._feeds[topic] = self._broker.cursors.open((topic,), is_name=is_name)
+        return feed
 
 
 @final
 class Followed(NamedTuple):
-    """Messages of one queue, as `martlet.delivery.subscriptions.Delivery` has them."""
+    """Messages of one queue, with the fields of `martlet.delivery.subscriptions.Delivery`."""
 
     queue_id: int
     offsets: Sequence[int]
@@ -50,7 +50,7 @@ class Followed(NamedTuple):
 
 @final
 class Follower:
-    """Brings the messages whose names a filter matches; ``credit`` is how many more it may bring."""
+    """Collects messages whose names match a filter; ``credit`` is the number of messages that it may still return."""
 
     __slots__ = ("_cursor", "_encoding", "_has_places", "_takes", "_wake", "credit")
 
@@ -70,11 +70,11 @@ class Follower:
         """Begin at the log position *position*; None for the end of the topic.
 
         Args:
-          has_places: whether the client acknowledges messages, by their places.
+          has_places: whether messages need their queues and offsets, because the client acknowledges them.
           takes: returns whether the client wants a message; None if it wants all.
 
         Raises:
-          Refused: the client may not read what *topic_filter* matches, or it is invalid.
+          Refused: *topic_filter* is invalid, or the client may not read it.
         """
         self._encoding = encoding
         self._has_places = has_places
@@ -95,13 +95,13 @@ class Follower:
             self._wake()
 
     def collect(self, budget_bytes: int) -> list[Followed]:
-        """Return about *budget_bytes* of messages, at most ``credit``. Raises `Refused` if that is not allowed now."""
-        found: list[Followed] = []
+        """Return about *budget_bytes* of messages, at most ``credit``. Raises `Refused` if no longer allowed."""
+        collected: list[Followed] = []
         if self.credit > 0:
             for run, _ in self._cursor.collect(budget_bytes, self.credit):
-                found += self._parts(run)
-        self.credit -= sum(len(part.frames) for part in found)
-        return found
+                collected += self._parts(run)
+        self.credit -= sum(len(part.frames) for part in collected)
+        return collected
 
     def _parts(self, run: Run) -> list[Followed]:
         encoded = run.frames(self._encoding)
@@ -111,13 +111,13 @@ class Follower:
         records = list(run.records())
         wanted = list(map(self._takes, records)) if self._takes is not None else [True] * len(frames)
         places = [(record.queue_id, record.queue_offset) for record in records]
-        found: list[Followed] = []
+        parts: list[Followed] = []
         chosen = compress(zip(places, frames, strict=True), wanted)
         for queue_id, group in groupby(chosen, lambda each: each[0][0]):
             some = list(group)
             own = list(map(itemgetter(1), some))
-            found.append(Followed(queue_id, [place[1] for place, _ in some], own, sum(map(len, own))))
-        return found
+            parts.append(Followed(queue_id, [place[1] for place, _ in some], own, sum(map(len, own))))
+        return parts
 
     def close(self) -> None:
         """Stop."""

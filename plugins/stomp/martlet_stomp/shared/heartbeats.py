@@ -1,4 +1,4 @@
-"""Heart-beats to all clients that want them: a line end whenever nothing else was sent for long enough."""
+"""Heart-beats to clients that ask for them: a line end after each interval without another frame."""
 
 from itertools import islice
 from typing import Final, final
@@ -11,15 +11,15 @@ from martlet.runtime.steps import per_slice
 
 __all__ = ["Beat", "Heartbeats"]
 
-# A heart-beat leaves a little before it is due, so that it is not late on a busy machine.
+# Part of the interval after which a heart-beat is sent: early, so that it is not late on a busy machine.
 EARLY: Final = 0.95
-BEATS_A_TURN: Final = per_slice(us=16)  # most of it for the socket
+BEATS_A_TURN: Final = per_slice(us=16)  # time for one heart-beat, most of it for the socket
 BEAT: Final = b"\n"
 
 
 @final
 class Beat:
-    """The heart-beats to one client; set ``sent_at`` when something is sent."""
+    """The heart-beats to one client; the caller sets ``sent_at`` whenever it sends a frame."""
 
     __slots__ = ("interval_s", "peer", "sent_at")
 
@@ -30,16 +30,16 @@ class Beat:
 
     @property
     def due(self) -> float:
-        """When to send the next one."""
+        """The time of the next heart-beat, on trio's clock."""
         return self.sent_at + self.interval_s
 
 
 @final
 class Heartbeats:
-    """Those to all clients."""
+    """The heart-beats to all clients."""
 
     def __init__(self) -> None:
-        self._alarms: Alarms[Beat] = Alarms()  # none is later than the heart-beat is due
+        self._alarms: Alarms[Beat] = Alarms()  # each at or before the time of its heart-beat
         self._rung = trio.Event()
         self.sent = 0
 
@@ -48,18 +48,18 @@ class Heartbeats:
         return len(self._alarms)
 
     def begin(self, peer: Peer, interval_ms: int) -> Beat:
-        """Send heart-beats to *peer* until `end`, not more than *interval_ms* apart."""
+        """Send heart-beats to *peer*, at most *interval_ms* apart, until `end`."""
         beat = Beat(peer, interval_ms / 1000)
         if self._alarms.ring_by(beat, beat.due):
             self._rung.set()
         return beat
 
     def end(self, beat: Beat) -> None:
-        """Send no more."""
+        """Stop the heart-beats of *beat*."""
         self._alarms.cancel(beat)
 
     async def run(self) -> None:
-        """Send them on time, until cancelled."""
+        """Send heart-beats on time, until cancelled."""
         while True:
             with trio.move_on_at(self._alarms.next_at):
                 await self._rung.wait()
@@ -72,6 +72,6 @@ class Heartbeats:
             if beat.due <= now:
                 self.sent += 1
                 beat.peer.send(BEAT)
-                # Not from now on: what is a little late must not make all later ones late.
+                # `due`, not `now`: a late heart-beat must not delay all later ones.
                 beat.sent_at = max(due, now - beat.interval_s / 2)
             self._alarms.ring_by(beat, beat.due)

@@ -1,4 +1,4 @@
-"""Tells subscriptions with wildcards of topics that are created (see `patterns.py`)."""
+"""Notification of subscriptions with wildcards about new topics (see `patterns.py`)."""
 
 from collections.abc import Iterator
 from typing import Protocol, final
@@ -18,19 +18,19 @@ class Watcher(Protocol):
 
 @final
 class NewTopics:
-    """The watchers of all clients, and the topics that are not new to them."""
+    """The watchers of all clients, and the topics known to them."""
 
     def __init__(self, topics: Topics, own: str) -> None:
-        """Begin; *own* is a topic of the plugin that nobody may read as a whole."""
+        """Begin without watchers; *own* is the plugin's own topic, which watchers never get."""
         self._topics = topics
         self._own = own
-        self._known: set[str] = set()  # while there are watchers: the topics that are not new
+        self._known: set[str] = set()  # topics known to the watchers; empty without watchers
         self._table: dict[Watcher, None] = {}
         topics.changed.append(self._changed)
         topics.deleted.append(self._known.discard)
 
     def add(self, watcher: Watcher) -> Iterator[str]:
-        """Tell *watcher* of new topics from now on; return the names of those that are there."""
+        """Tell *watcher* of new topics from now on; return the names of the existing topics."""
         if not self._table:
             self._known.update(topic.name for topic in self._topics)
         self._table[watcher] = None

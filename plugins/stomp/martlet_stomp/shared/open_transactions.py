@@ -1,4 +1,4 @@
-"""The transactions of all clients that have not ended: how large they are, and when they must have ended."""
+"""Open transactions of all clients: their sizes and their time limit."""
 
 import math
 from collections.abc import Callable
@@ -10,20 +10,20 @@ __all__ = ["OpenTransactions"]
 
 
 class Open(Protocol):
-    """A transaction, with its size in bytes."""
+    """An open transaction, with its size in bytes."""
 
     size: int
 
 
 @final
 class OpenTransactions:
-    """Those of all clients, and what they take of the memory that all share."""
+    """The open transactions of all clients; ``size`` is their memory in bytes, which has a common limit."""
 
     def __init__(self, limit_s: float) -> None:
-        """Begin; a transaction must end within *limit_s*."""
+        """Begin without transactions; each must end within *limit_s*."""
         self._limit_s = limit_s
         self._by_owner: dict[str, int] = {}
-        # What to call for each when its time is over. All have the same limit, so the first one is the oldest.
+        # The end of the time limit, and the function to call then. All have the same limit, so the oldest is the first.
         self._ends: dict[Open, tuple[float, Callable[[], None]]] = {}
         self._rung = trio.Event()
         self.size = 0
@@ -32,29 +32,29 @@ class OpenTransactions:
         return len(self._ends)
 
     def size_of(self, owner: str) -> int:
-        """Return how large those of *owner* are together."""
+        """Return the bytes of all transactions of *owner*."""
         return self._by_owner.get(owner, 0)
 
     def begin(self, transaction: Open, expire: Callable[[], None]) -> None:
-        """Note a transaction, and call *expire* if it does not end in time."""
+        """Add a transaction; call *expire* if it does not end in time."""
         self._ends[transaction] = trio.current_time() + self._limit_s, expire
         if len(self._ends) == 1:
             self._rung.set()
 
     def grow(self, owner: str, size: int) -> None:
-        """Count *size* more bytes for *owner*."""
+        """Add *size* bytes to the transactions of *owner*."""
         self.size += size
         self._by_owner[owner] = self._by_owner.get(owner, 0) + size
 
     def end(self, transaction: Open, owner: str) -> None:
-        """Forget a transaction."""
+        """Remove a transaction of *owner*, with its size."""
         self._ends.pop(transaction, None)
         self.grow(owner, -transaction.size)
         if self._by_owner[owner] <= 0:
             del self._by_owner[owner]
 
     async def run(self) -> None:
-        """End those that take too long, until cancelled."""
+        """Expire transactions at the end of their time, until cancelled."""
         while True:
             with trio.move_on_at(self._next_end()):
                 await self._rung.wait()
@@ -65,5 +65,5 @@ class OpenTransactions:
             await trio.lowlevel.checkpoint()
 
     def _next_end(self) -> float:
-        """Return when the oldest must have ended."""
+        """Return the time at which the oldest transaction expires."""
         return next(iter(self._ends.values()))[0] if self._ends else math.inf

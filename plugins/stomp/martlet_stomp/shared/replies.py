@@ -1,4 +1,4 @@
-"""Replies to clients of other protocols, and from them (see `requests.py`)."""
+"""Replies between STOMP clients and clients of other protocols (see `requests.py`)."""
 
 from functools import partial
 
@@ -17,14 +17,14 @@ from martlet_stomp.wire.errors import StompError, shown
 
 __all__ = ["send_reply", "take_replies"]
 
-# Properties of a reply that its message keeps, besides those without a meaning for brokers.
+# Properties with a meaning for brokers that a reply keeps in its message.
 KEPT = frozenset((KEYS, "CONTENT_TYPE"))
 
 
 def send_reply(context: Context, gate: Gate, template: Template, body: bytes, reply_to: str, host: bytes) -> int:
-    """Send a message for ``/reply/...`` to the one client of another protocol that waits for it.
+    """Send a message for ``/reply/...`` to the client of another protocol that waits for it.
 
-    Returns what to pass to `Peer.hold_until`; 0 if that client does not wait any more.
+    Returns the log position to pass to `Peer.hold_until`; 0 if that client no longer waits.
 
     Args:
       reply_to: as for `Template.record_of`.
@@ -51,12 +51,12 @@ def send_reply(context: Context, gate: Gate, template: Template, body: bytes, re
 
 
 def take_replies(context: Context) -> None:
-    """Take replies of other protocols' clients to clients of STOMP."""
+    """Register the plugin for replies of other protocols' clients to STOMP clients."""
     context.broker.replies.add(PROTOCOL, partial(_take, context))
 
 
 def _take(context: Context, gate: Gate, address: str, reply: Message) -> Placed:
-    """Send *reply* to the destination in *address*, like a message of who replies."""
+    """Send *reply* to the destination in *address*, as a message of the client that replies."""
     text, is_correlated = requester_of(address)
     found = decode_properties(reply.properties)
     kept = {name: value for name, value in found.items() if name in KEPT or name not in RESERVED}

@@ -1,4 +1,4 @@
-"""Topics and their queues, for messages of clients."""
+"""The topics and queues in which clients' messages are stored."""
 
 from zlib import crc32
 
@@ -10,10 +10,10 @@ __all__ = ["find_queue_id", "queue_count"]
 
 
 def queue_count(context: Context, gate: Gate, topic: str) -> int:
-    """Return how many queues *topic* has, at least 1; it is created if there is none.
+    """Return the number of queues of *topic*, at least 1; creates a missing topic.
 
     Raises:
-      Refused: there is no such topic, and it may not be created, or messages may not be sent there.
+      Refused: the topic is missing and may not be created, or the client may not send to it.
     """
     if topic == context.temporary.topic:
         context.temporary.ensure_topic()
@@ -27,6 +27,6 @@ def queue_count(context: Context, gate: Gate, topic: str) -> int:
 
 
 def find_queue_id(context: Context, gate: Gate, topic: str, name: str) -> int:
-    """Return the queue of *topic* for a message with *name*, any if that is empty. Raises `Refused`."""
+    """Return the queue of *topic* for a message with *name*; any queue if *name* is empty. Raises `Refused`."""
     count = queue_count(context, gate, topic)
     return crc32(name.encode()) % count if name else context.broker.ids.below(count)

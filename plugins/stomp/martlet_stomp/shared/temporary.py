@@ -1,8 +1,9 @@
-"""Temporary queues and topics: destinations of one connection, where others can send while it lasts.
+"""Temporary queues and topics: destinations of one connection, to which other clients can send while it lasts.
 
-Their messages are in one platform topic, and the name (tag) of each says whose it is: ``USER/SESSION/KIND/NAME``. Only
-the connection itself can subscribe, with ``/temp-queue/NAME``. Others get ``/remote-temp-queue/SESSION/NAME`` as the
-``reply-to`` of its messages. The session is a random number, which only appears in these addresses.
+Their messages are in one platform topic; the name (tag) of a message contains its owner: ``USER/SESSION/KIND/NAME``.
+Only the owner, the connection itself, can subscribe, with ``/temp-queue/NAME``. Other clients get
+``/remote-temp-queue/SESSION/NAME`` in the ``reply-to`` of its messages. The session is a random number, which appears
+only in these addresses.
 """
 
 from typing import Final, final
@@ -24,18 +25,18 @@ _KINDS: Final = {
 
 
 def is_temporary(kind: Kind) -> bool:
-    """Return whether *kind* is that of a temporary destination, as its owner or as others call it."""
+    """Return whether *kind* is a temporary destination, in the form for its owner or for other clients."""
     return kind in _KINDS
 
 
 def remote_text(session: str, destination: Destination) -> str:
-    """Return what others call a temporary *destination* of *session*."""
+    """Return the text for other clients of a temporary *destination* of *session*."""
     return f"{_REMOTE[destination.kind].value}{session}/{quote(destination.name, safe='')}"
 
 
 @final
 class Temporary:
-    """The connections that may have temporary destinations, and the ``topic`` for these."""
+    """The connections, as owners of temporary destinations, and the ``topic`` of these destinations."""
 
     def __init__(self, topics: Topics, topic: str) -> None:
         self._topics = topics
@@ -44,7 +45,7 @@ class Temporary:
         self.unanswered = 0  # messages to connections that are gone
 
     def ensure_topic(self) -> None:
-        """Create the topic if there is none. Raises `Refused`."""
+        """Create the topic if it is missing. Raises `Refused`."""
         self._topics.ensure(self.topic, 1)
 
     def check(self, destination: Destination) -> None:
@@ -54,21 +55,21 @@ class Temporary:
             raise StompError(f"destination {shown(destination.text)} {text}")
 
     def begin(self, session: str, user: str) -> None:
-        """Note that a connection is there."""
+        """Note that the connection with *session* began."""
         self._users[session] = user
 
     def end(self, session: str) -> None:
-        """Note that it is gone."""
+        """Note that the connection with *session* ended."""
         self._users.pop(session, None)
 
     def tag_of(self, destination: Destination, session: str = "") -> str | None:
-        """Return the name of messages to a temporary destination; None if its connection is gone.
+        """Return the name (tag) of messages to a temporary destination; None if its connection is gone.
 
         Args:
-          session: of the connection that says ``/temp-queue/NAME``; empty if nobody may say so.
+          session: the session of the owner, for ``/temp-queue/NAME``; not used for the form for other clients.
 
         Raises:
-          StompError: it is not written as others get it.
+          StompError: *destination* does not have the form for other clients.
         """
         name = quote(destination.name, safe="")
         if destination.kind not in _REMOTE:
