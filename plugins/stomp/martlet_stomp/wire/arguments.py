@@ -1,7 +1,7 @@
 """Arguments of ActiveMQ (``activemq.NAME``) and RabbitMQ (``x-NAME``): honoured, or refused; pure functions.
 
-A client that asks for something, such as the longest length of a queue, relies on it. So what the broker does not do is
-an ERROR, and so is an argument of SUBSCRIBE that nobody knows.
+A client that asks for something, such as the longest length of a queue, relies on it. So an argument that the broker
+does not support is an ERROR, and so is an unknown argument of SUBSCRIBE.
 """
 
 import re
@@ -15,8 +15,8 @@ __all__ = ["check_flag", "check_send_arguments", "check_subscribe_arguments"]
 _ARGUMENT: Final = re.compile(r"activemq\.|x-")
 _ANY: Final[Collection[str]] = ()
 _FLAG: Final = ("true", "false")
-# Those of SUBSCRIBE with the values that the broker honours, or that ask for what it does anyway; empty for all values
-# that are not checked here.
+# Arguments of SUBSCRIBE with the values that the broker honours, or that ask for its usual behaviour. Empty if the
+# values are not checked here.
 _HONOURED: Final[dict[str, Collection[str]]] = {
     "activemq.dispatchAsync": _FLAG,
     "activemq.exclusive": _FLAG,
@@ -41,7 +41,7 @@ _FLAGS: Final = frozenset(("auto-delete", "browser", "durable", "exclusive", "no
 _CONSUMERS: Final = "use activemq.exclusive for the one consumer that gets everything"
 _LENGTH: Final = "messages are kept for store.file_reserved_hours"
 _LETTERS: Final = "dead letters are in the topic stomp.dead_letters"
-# Queue arguments of RabbitMQ, which SEND may have as well; other headers of SEND belong to the message.
+# Queue arguments of RabbitMQ, which SEND may have, too; other headers of SEND belong to the message.
 _OF_QUEUES: Final = {
     "x-dead-letter-exchange": _LETTERS,
     "x-dead-letter-routing-key": _LETTERS,
@@ -67,7 +67,7 @@ _HINTS: Final = _OF_QUEUES | {
 
 
 def check_subscribe_arguments(headers: Mapping[str, str]) -> None:
-    """Raise `StompError` if SUBSCRIBE with *headers* asks for what the broker does not do."""
+    """Raise `StompError` if SUBSCRIBE with *headers* has an argument that the broker does not support."""
     for name, value in headers.items():
         if name in _FLAGS:
             check_flag("SUBSCRIBE", name, value)
@@ -80,7 +80,7 @@ def check_subscribe_arguments(headers: Mapping[str, str]) -> None:
 
 
 def check_flag(command: str, name: str, value: str) -> None:
-    """Raise `StompError` unless *value* is ``true`` or ``false``, in upper or lower case: a client relies on either."""
+    """Raise `StompError` unless *value* is ``true`` or ``false``, in any case; a client relies on either."""
     if value.strip().lower() not in _FLAG:
         raise StompError(f"{command} has {name}:{shown(value)}; use true or false")
 

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 CARRIAGE_RETURN: Final = 13
-# The command and its end of line.
+# Longest command, with its end of line.
 COMMAND_BYTES_MAX: Final = 32
 
 # The blank line after the headers. DISCONNECT has none in the examples of the specifications, so a NUL at the beginning
@@ -46,8 +46,8 @@ _ESCAPES: Final[dict[Version, dict[str, str]]] = {
     Version.V1_2: {"\\n": "\n", "\\c": ":", "\\\\": "\\", "\\r": "\r"},
 }
 _ESCAPED: Final = re.compile(r"\\.?", re.DOTALL)
-# NUL ends a frame for many clients, even in a header; U+FFFD is what stands for a character that cannot be shown.
-# STOMP 1.0 cannot express a line feed; its clients get what those of 1.1 do, and keep the rest as it is.
+# NUL ends a frame for many clients, even in a header; U+FFFD replaces a character that cannot be shown.
+# STOMP 1.0 cannot express a line feed; its clients get the escape of 1.1, but no other escapes.
 _SPECIAL: Final[dict[Version, re.Pattern[str]]] = {
     Version.V1_0: re.compile("[\n\0]"),
     Version.V1_1: re.compile(r"[\n:\\" + "\0]"),
@@ -60,10 +60,10 @@ _RECEIPT: Final = re.compile(rb"\nreceipt:([^\n\r\0]*)\r?\n")
 
 @final
 class Limits(NamedTuple):
-    """What a client may send at most, and for how long it may wait with CONNECT."""
+    """The limits of a client's frames, and its time for CONNECT."""
 
-    connect_bytes_max: int = 65_536  # CONNECT as a whole
-    frame_bytes_max: int = (4 << 20) + 65_536  # any other frame as a whole
+    connect_bytes_max: int = 65_536  # the whole CONNECT
+    frame_bytes_max: int = (4 << 20) + 65_536  # any other whole frame
     head_bytes_max: int = 65_536  # the command and the headers
     headers_max: int = 100
     header_bytes_max: int = 8192  # a line of the head
@@ -72,7 +72,7 @@ class Limits(NamedTuple):
 
 @final
 class Head(NamedTuple):
-    """The command and the headers of a frame; of a repeated name, the first value."""
+    """The command and the headers of a frame; a repeated header has its first value."""
 
     command: str
     headers: dict[str, str]
@@ -82,13 +82,13 @@ class Head(NamedTuple):
 
 
 def head_end(data: bytes | bytearray, at: int, version: Version | None, seen: int = 0) -> tuple[int, int, bool] | None:
-    """Return where the headers of the frame at *at* end, where its body begins, and whether the frame ends there.
+    """Return the end of the headers of the frame at *at*, the beginning of its body, and whether the frame ends there.
 
-    The last line end of the headers belongs to neither. None if the headers are not complete.
+    The last line end of the headers belongs to neither. Returns None if the headers are incomplete.
 
     Args:
       version: None before the client is connected.
-      seen: so many bytes of the frame were searched before.
+      seen: number of bytes of the frame that were searched before.
     """
     blank = _BLANK
     if version is Version.V1_1:
@@ -147,7 +147,7 @@ def check_lines(head: bytes, limits: Limits) -> None:
 def check_unfinished(head: bytes | bytearray, seen: int, limits: Limits) -> None:
     """Raise `StompError` if no frame can begin with *head*, whose first *seen* bytes were checked before.
 
-    The time that it takes does not depend on those.
+    The time of the check does not depend on *seen*.
     """
     size = len(head)
     if head.find(0, seen) >= 0:
@@ -174,7 +174,7 @@ def _unescaped(headers: dict[str, str], version: Version) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in headers.items():
         plain = unescape(name, version)
-        if plain not in found:  # differently escaped names may be the same
+        if plain not in found:  # names that are escaped differently may be equal
             found[plain] = unescape(value, version)
     return found
 
@@ -183,7 +183,7 @@ def unescape(text: str, version: Version) -> str:
     """Return *text* without the escapes of *version*.
 
     Raises:
-      StompError: it contains an escape that the version does not define.
+      StompError: *text* contains an escape that the version does not define.
     """
     escapes = _ESCAPES.get(version)
     if escapes is None or "\\" not in text:
@@ -200,7 +200,7 @@ def unescape(text: str, version: Version) -> str:
 
 
 def content_length(headers: dict[str, str]) -> int:
-    """Return what ``content-length`` says, -1 if it is absent. Raises `StompError`."""
+    """Return the ``content-length``, -1 if absent. Raises `StompError`."""
     text = headers.get("content-length")
     if text is None:
         return -1
@@ -210,7 +210,7 @@ def content_length(headers: dict[str, str]) -> int:
 
 
 def find_receipt(head: bytes, version: Version) -> bytes | None:
-    """Return the receipt that a frame asks for which begins with *head* and is malformed; None if it is not found."""
+    """Return the receipt of a malformed frame that begins with *head*; None if it is not found."""
     found = _RECEIPT.search(head)
     if found is None:
         return None
@@ -225,14 +225,14 @@ def find_receipt(head: bytes, version: Version) -> bytes | None:
 
 
 def escape(text: str, version: Version) -> bytes:
-    """Return a header's value as frames of *version* contain it; NUL becomes U+FFFD."""
+    """Return a header's value with the escapes of *version*; NUL becomes U+FFFD."""
     if _SPECIAL[version].search(text) is None:
         return text.encode()
     return _SPECIAL[version].sub(lambda match: _REPLACED[match[0]], text).encode()
 
 
 def encode_header(name: str, value: str, version: Version) -> bytes:
-    """Return the line of a header with its LF; empty if *name* is empty, or with STOMP 1.0 blank: no frame has that."""
+    """Return a header's line with its LF; empty if *name* is empty, or blank in STOMP 1.0: no frame can have it."""
     if not name:
         return b""
     if version is Version.V1_0:
@@ -243,9 +243,9 @@ def encode_header(name: str, value: str, version: Version) -> bytes:
 
 
 def encode_frame(command: str, headers: Iterable[tuple[str, str]], body: bytes, version: Version) -> bytes:
-    """Return a whole frame; *headers* say what the content length is, if anything does.
+    """Return a whole frame; the caller includes ``content-length`` in *headers*, if the frame needs it.
 
-    In CONNECT, STOMP and CONNECTED nothing is escaped: their headers must not contain a line end, and names no colon.
+    CONNECT, STOMP and CONNECTED have no escapes: their headers must not contain a line end, and names no colon.
     """
     if command in ("CONNECT", "STOMP", "CONNECTED"):
         lines = b"".join([f"{name}:{value}\n".encode() for name, value in headers])
@@ -255,7 +255,7 @@ def encode_frame(command: str, headers: Iterable[tuple[str, str]], body: bytes, 
 
 
 def encode_connected(version: Version, session: str, server: str, beats: tuple[int, int]) -> bytes:
-    """Return CONNECTED; *beats* is how often the broker sends heart-beats and wants them, in ms, 0 for never."""
+    """Return CONNECTED; *beats* are the intervals of the broker's and the client's heart-beats in ms, 0 for none."""
     headers = [("version", version.text), ("session", session), ("server", server)]
     if version is not Version.V1_0:
         headers.append(("heart-beat", f"{beats[0]},{beats[1]}"))
@@ -263,7 +263,7 @@ def encode_connected(version: Version, session: str, server: str, beats: tuple[i
 
 
 def encode_receipts(receipts: Sequence[bytes]) -> bytes:
-    """Return a RECEIPT frame for each of *receipts*, which are as in `packets.py`; empty if there are none."""
+    """Return a RECEIPT frame for each of *receipts*, in the form of `packets.py`; empty if there are none."""
     if not receipts:
         return b""
     return b"RECEIPT\nreceipt-id:%b\n\n\0" % b"\n\n\0RECEIPT\nreceipt-id:".join(receipts)
@@ -272,10 +272,10 @@ def encode_receipts(receipts: Sequence[bytes]) -> bytes:
 def encode_error(
     text: str, version: Version, receipt: bytes | None = None, headers: Iterable[tuple[str, str]] = ()
 ) -> bytes:
-    """Return ERROR with the whole *text* as its body, and the part before the first semicolon as its ``message``.
+    """Return ERROR with *text* as its body, and the part before the first semicolon as its ``message``.
 
     Args:
-      receipt: that of the frame which caused the error, as in `packets.py`.
+      receipt: the receipt of the frame that caused the error, in the form of `packets.py`.
     """
     body = text.replace("\0", "�").encode()
     lines = [encode_header("message", text.partition(";")[0], version)]

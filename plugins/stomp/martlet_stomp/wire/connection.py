@@ -1,7 +1,7 @@
-"""One client as a state machine: bytes to events, in the order of the table below, and its heart-beats.
+"""The protocol of one client as a state machine: bytes to events, their legal order (`TRANSITIONS`), and heart-beats.
 
-The version is that of CONNECT; before it, only CONNECT is allowed, and nothing longer than ``connect_bytes_max`` is
-received. While a frame is incomplete, only bytes that are new are looked at, however small the pieces are.
+CONNECT decides the version. Before it no other frame is allowed, and none longer than ``connect_bytes_max``. While a
+frame is incomplete, each byte is examined only once, even if the bytes arrive in small pieces.
 """
 
 import math
@@ -36,15 +36,15 @@ _LINE_ENDS: Final = re.compile(rb"(?:\r?\n)*")
 
 @unique
 class State(Enum):
-    NEW = "new"  # CONNECT has to come
+    NEW = "new"  # waits for CONNECT
     ACCEPTING = "accepting"  # CONNECT came, and the broker decides
     OPEN = "open"
-    ENDED = "ended"  # nothing is read any more
+    ENDED = "ended"  # reads no more frames
 
 
 _OPEN: Final = ("SEND", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "BEGIN", "COMMIT", "ABORT")
 _CONNECT: Final = ("CONNECT", "STOMP")
-# What a client may send when. Any other frame breaks the protocol.
+# The commands that a client may send in each state, and the next state. Any other frame breaks the protocol.
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     **{(State.NEW, command): State.ACCEPTING for command in _CONNECT},
     (State.ACCEPTING, "DISCONNECT"): State.ENDED,
@@ -55,9 +55,9 @@ _COMMANDS: Final = frozenset((*_CONNECT, *_OPEN, "DISCONNECT"))
 
 
 def agreed_beats(connect: Connect, interval_min_ms: int) -> tuple[int, int]:
-    """Return how often the broker sends heart-beats to a client, and how often the client does, in ms; 0 for never.
+    """Return the intervals in ms of the broker's heart-beats, and of the client's; 0 for none.
 
-    The broker does neither more often than *interval_min_ms*. `codec.encode_connected` tells the client both.
+    Neither is shorter than *interval_min_ms*. `codec.encode_connected` sends both to the client.
     """
     wants, can = connect.wants_beat_ms, connect.can_beat_ms
     return max(wants, interval_min_ms) if wants else 0, max(can, interval_min_ms) if can else 0
@@ -65,9 +65,9 @@ def agreed_beats(connect: Connect, interval_min_ms: int) -> tuple[int, int]:
 
 @unique
 class _Lack(Enum):
-    """What is missing of the frame at the beginning of the buffer."""
+    """The missing part of the frame at the beginning of the buffer."""
 
-    NOTHING = 0  # or not known
+    NOTHING = 0  # or unknown
     HEAD = 1  # the blank line after the headers
     NUL = 2  # the end of a body without a content length
 
@@ -95,9 +95,9 @@ class StompConnection:
         self._limits = heads[0].limits
         self._heads = heads
         self._buffer = bytearray()
-        self._need = 1  # bytes without which the first frame is not complete
+        self._need = 1  # buffered bytes needed to continue
         self._lack = _Lack.NOTHING
-        self._seen = 0  # bytes in which that is not
+        self._seen = 0  # bytes searched for the missing part
         self._heard = now
         self._silence_s = self._limits.connect_s
         self._told = False  # the client got its last frame
@@ -110,18 +110,18 @@ class StompConnection:
 
     def receive_data(self, data: bytes, now: float) -> None:
         if self.state is State.OPEN:
-            self._heard = now  # until then, every byte of a slow client would gain it time
+            self._heard = now  # not before OPEN, when each byte of a slow client would extend its time to connect
         if self.state is not State.ENDED:
             self._buffer += data
 
     def open(self, beat_ms: int, now: float) -> None:
-        """Note that the broker accepted the client, which sends something every *beat_ms*; 0 for any silence."""
+        """Note that the broker accepted the client. *beat_ms* is the interval of its heart-beats, 0 for none."""
         self.state = State.OPEN
         self._heard = now
         self._silence_s = beat_ms * GRACE / 1000 or math.inf
 
     def end(self) -> None:
-        """Read nothing more, and say nothing more."""
+        """Read no more frames, and send no ERROR."""
         self.state = State.ENDED
         self._told = True
 
@@ -136,20 +136,20 @@ class StompConnection:
                 at = match.end() if match is not None else at
                 if at == size:
                     break
-                found = (self._run_at(data, at) if self.state is State.OPEN else None) or self._frame_at(data, at)
-                if found is None:
+                parsed = (self._run_at(data, at) if self.state is State.OPEN else None) or self._frame_at(data, at)
+                if parsed is None:
                     break
-                event, at = found
+                event, at = parsed
                 yield event
         finally:
             self._forget(at)
 
     def _forget(self, size: int) -> None:
-        """Forget the first *size* bytes of what was received, or all of it after the end."""
+        """Drop the first *size* bytes of the buffer; all of it after the end."""
         del self._buffer[: size if self.state is not State.ENDED else None]
 
     def _may_be_complete(self) -> bool:
-        """Return whether the first frame may be complete; what was seen before is not looked at again."""
+        """Return whether the first frame may be complete, without searching the first ``_seen`` bytes again."""
         buffer, seen = self._buffer, self._seen
         size = len(buffer)
         if size < self._need:
@@ -172,7 +172,7 @@ class StompConnection:
         return None if self.state is State.NEW else self.version
 
     def _run_at(self, data: bytes, at: int) -> tuple[Event, int] | None:
-        """Return the run of frames at *at*, and where it ends; None if the codec must decode the frame there."""
+        """Return the run of frames at *at* and its end; None if the codec must decode the frame there."""
         if data.startswith(SEND, at):
             return scan_sends(data, at, self._heads[self.version])
         if data.startswith(ACK, at):
@@ -180,21 +180,21 @@ class StompConnection:
         return None
 
     def _frame_at(self, data: bytes, at: int) -> tuple[Event, int] | None:
-        """Return the event of the frame at *at*, and where that ends; None if it is not complete.
+        """Return the event of the frame at *at*, and the frame's end; None if the frame is incomplete.
 
         Raises:
           StompError: the frame breaks the protocol, or exceeds a limit.
         """
         size = len(data)
-        found = head_end(data, at, self._known_version)
-        if found is None:
+        ends = head_end(data, at, self._known_version)
+        if ends is None:
             if data[at] == CARRIAGE_RETURN and at + 1 == size:
-                self._need = 2  # it may be half a line end
+                self._need = 2  # the CR may be half a line end
                 return None
             self._lack, self._seen = _Lack.HEAD, size - at
             self._check_unfinished(data[at : at + self._limits.head_bytes_max + 1], 0)
             return None
-        stop, begin, is_over = found
+        stop, begin, is_over = ends
         try:
             state = self._state_after(data[at:stop].partition(b"\n")[0].removesuffix(b"\r"))
             head = decode_head(data[at:stop], self._known_version, self._limits)
@@ -223,7 +223,7 @@ class StompConnection:
         raise StompError(f"{text} came before the client was connected; send CONNECT and wait for CONNECTED")
 
     def _body_end(self, data: bytes, at: int, begin: int, length: int, is_over: bool) -> int:
-        """Return where the body ends that begins at *begin* in the frame at *at*; -1 if it is not complete."""
+        """Return the end of the body that begins at *begin* in the frame at *at*; -1 if it is incomplete."""
         size = len(data)
         if is_over:
             if length > 0:
@@ -264,13 +264,13 @@ class StompConnection:
             raise
 
     def _check_body(self, size: int) -> None:
-        """Do as `_check_size` for the first frame in the buffer, whose body is not complete."""
+        """Like `_check_size`, for the first frame in the buffer, whose body is incomplete."""
         try:
             self._check_size(size)
         except StompError as error:
-            found = head_end(self._buffer, 0, self._known_version)
-            assert found is not None
-            error.receipt = find_receipt(bytes(self._buffer[: found[1]]), self.version)
+            ends = head_end(self._buffer, 0, self._known_version)
+            assert ends is not None
+            error.receipt = find_receipt(bytes(self._buffer[: ends[1]]), self.version)
             raise
 
     def _check_size(self, size: int) -> None:

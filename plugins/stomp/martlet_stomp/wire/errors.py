@@ -1,4 +1,4 @@
-"""Protocol errors, with what an ERROR frame says about them."""
+"""Protocol errors, and their texts in ERROR frames."""
 
 from typing import Final
 
@@ -10,9 +10,9 @@ SHOWN_MAX: Final = 60
 
 
 class StompError(RemoteProtocolError):
-    """A frame breaks the protocol, or the broker does not do what it asks for: ERROR, and the connection closes.
+    """A frame breaks the protocol, or the broker does not support its request: ERROR, and the connection closes.
 
-    The text is ``<what> <is wrong>; <what to do>``. ``receipt`` is that of the frame, as in `packets.py`.
+    The text is ``<what> <is wrong>; <what to do>``. ``receipt`` is the frame's, in the form of `packets.py`.
     """
 
     def __init__(self, text: str, receipt: bytes | None = None) -> None:
@@ -21,10 +21,10 @@ class StompError(RemoteProtocolError):
 
 
 class UnknownVersion(StompError):
-    """The client speaks no version of STOMP that the broker speaks; the ERROR frame names those."""
+    """The client speaks no version of STOMP that the broker speaks; the ERROR frame lists the broker's versions."""
 
 
 def shown(text: str) -> str:
-    """Return *text* in quotes as an error shows it: shortened, and with a mark instead of each control character."""
+    """Return *text* for an error: in quotes, shortened, and with a mark instead of each control character."""
     start = "".join([each if each.isprintable() else "�" for each in text[:SHOWN_MAX]])
     return f"'{start}...'" if len(text) > SHOWN_MAX else f"'{start}'"

@@ -1,4 +1,4 @@
-"""Makes events of frames: what a frame must have, and what its headers mean; pure functions."""
+"""Conversion of frames to events: required headers, and the meaning of headers; pure functions."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ Headers = Mapping[str, str]
 _NUMBER: Final = re.compile(r"[0-9]{1,9}\Z")
 _PLACE: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,5})-([0-9]{1,18})\Z")
 _BEATS: Final = re.compile(r" *([0-9]{1,18}) *, *([0-9]{1,18}) *\Z")
-# 24 days; who beats less often does not beat.
+# Longest interval of heart-beats, 24 days; a longer one means none.
 BEAT_MS_MAX: Final = 0x7FFF_FFFF
 _VERSIONS: Final = {version.text: version for version in Version}
 _ACK_MODES: Final = {
@@ -39,12 +39,12 @@ _ACK_MODES: Final = {
     "client-individual": AckMode.CLIENT_INDIVIDUAL,
 }
 _EXCLUSIVE: Final = ("activemq.exclusive", "exclusive", "x-single-active-consumer")
-# Not of the message, but of the frame that carries it.
+# Headers of the frame, not of the message in it.
 OF_FRAME: Final = frozenset(("destination", "content-length", "receipt", "transaction"))
 
 
 def supported_versions() -> str:
-    """Return the versions as ``accept-version`` lists them."""
+    """Return the broker's versions in the form of ``accept-version``."""
     return ",".join(version.text for version in Version)
 
 
@@ -55,7 +55,7 @@ def receipt_of(headers: Headers, version: Version) -> bytes | None:
 
 
 def connect_of(headers: Headers) -> Connect:
-    """Return the event of CONNECT, whose *headers* are as they are in the frame. Raises `StompError`."""
+    """Return the event of CONNECT with *headers*, which have no escapes. Raises `StompError`."""
     version = Version.V1_0
     accepted = headers.get("accept-version")
     if accepted is None:
@@ -119,7 +119,7 @@ def _subscribe(headers: Headers, version: Version) -> Subscribe:
 
 
 def _durable(headers: Headers) -> tuple[str | None, bool]:
-    """Return the name of a durable subscription as with ActiveMQ, and whether ``id`` is one as with RabbitMQ."""
+    """Return ActiveMQ's name of a durable subscription, and whether ``id`` is the name, as with RabbitMQ."""
     name = headers.get("activemq.subscriptionName", headers.get("activemq.subcriptionName"))
     return name, _flag(headers, "durable")
 
@@ -162,9 +162,9 @@ def _nack(headers: Headers, version: Version) -> Nack:
 
 
 def _place(headers: Headers, version: Version, command: str) -> AckPlace:
-    """Return the place that ``id`` names, or before STOMP 1.2 ``message-id``.
+    """Return the place in ``id``, or before STOMP 1.2 in ``message-id``.
 
-    The number of the subscription is part of it, so the header ``subscription``, which 1.1 requires, may be missing.
+    The place includes the subscription's number, so the header ``subscription``, which 1.1 requires, may be missing.
     """
     text = _required(headers, "id" if version is Version.V1_2 else "message-id", command)
     found = _PLACE.match(text)

@@ -1,12 +1,12 @@
-"""What STOMP clients send, as records: the events of `StompConnection.events()`.
+"""Frames of STOMP clients as records: the events of `StompConnection.events()`.
 
-The connection has checked everything that a frame alone shows: its syntax, the headers that it must have, and the order
-of commands. Frames that come many at a time have one event per run: `SendRun` is the event of every SEND, and `AckRun`
-that of every ACK, even if there is one only. Heart-beats have no event.
+The connection has checked a frame as far as possible without other frames: its syntax, its required headers, and the
+order of commands. Runs of frames are one event: `SendRun` is the event of every SEND, and `AckRun` of every ACK, even
+of a single one. Heart-beats have no event.
 
-A receipt is the value of a ``receipt`` header as it is written in a frame of the client's version, so that RECEIPT and
-ERROR frames contain it as it is (`codec.encode_receipts`, `codec.encode_error`). None stands for a frame that asks for
-no receipt; an empty receipt is a receipt.
+A receipt is the value of a ``receipt`` header, still escaped in the client's version, so RECEIPT and ERROR frames can
+contain it unchanged (`codec.encode_receipts`, `codec.encode_error`). None means that the frame asks for no receipt; an
+empty receipt is a receipt.
 """
 
 from bisect import bisect_left
@@ -45,7 +45,7 @@ class Version(IntEnum):
 
     @property
     def text(self) -> str:
-        """The version as frames name it, such as ``1.2``."""
+        """The version in the form of frames, such as ``1.2``."""
         return f"1.{self.value}"
 
 
@@ -60,10 +60,11 @@ class AckMode(IntEnum):
 
 @final
 class AckPlace(NamedTuple):
-    """What an ack id names: a message that a subscription of this connection has received.
+    """The place of a message that a subscription of this connection has received; the decoded ack id.
 
-    Its text is ``SUBSCRIPTION-QUEUE-OFFSET``, three decimal numbers. ``subscription`` is the number that the handler
-    gave to the subscription; a new one gets a new number, so that ids of an earlier one of the same name are unknown.
+    An ack id is ``SUBSCRIPTION-QUEUE-OFFSET``, three decimal numbers. ``subscription`` is the number that the handler
+    gave to the subscription. Each new subscription gets a new number, so ack ids of an earlier one with the same id are
+    unknown.
     """
 
     subscription: int
@@ -73,13 +74,12 @@ class AckPlace(NamedTuple):
 
 @final
 class MessageHeaders:
-    """The headers of SEND frames that belong to the message; equal ones of many frames are one object.
+    """The headers of SEND frames that belong to the message; frames with equal headers share one object.
 
-    ``pairs`` has their names and values, decoded, in the order of the frame; of a repeated name the first one only.
-    ``destination``, ``content-length``, ``receipt`` and ``transaction`` are not among them. Objects are compared and
-    hashed by identity, so what depends on the headers alone is computed once and kept in a dictionary by this object.
-    Bound that dictionary: a client may send other headers with every message. ``size`` is how many bytes the header
-    lines had.
+    ``pairs`` has the decoded names and values in the order of the frame, only the first of a repeated name, without
+    ``destination``, ``content-length``, ``receipt`` and ``transaction``. ``size`` is the bytes of the header lines.
+    Objects are compared and hashed by identity, so values that depend only on the headers can be cached in a dictionary
+    by this object. Bound the dictionary: a client may send other headers with every message.
     """
 
     __slots__ = ("destination", "pairs", "size")
@@ -90,7 +90,7 @@ class MessageHeaders:
         self.size = size
 
     def get(self, name: str) -> str | None:
-        """Return the value of header *name*; None if there is none."""
+        """Return the value of header *name*; None if absent."""
         for key, value in self.pairs:
             if key == name:
                 return value
@@ -105,9 +105,9 @@ class Connect(NamedTuple):
     """CONNECT or STOMP.
 
     Attributes:
-      version: the highest one that the client and the broker have in common.
-      can_beat_ms: the client can send something this often; 0 if it does not send heart-beats.
-      wants_beat_ms: the client wants to receive something this often; 0 if it does not want heart-beats.
+      version: the highest version that the client and the broker have in common.
+      can_beat_ms: interval at which the client can send heart-beats; 0 for none.
+      wants_beat_ms: interval at which the client wants to receive heart-beats; 0 for none.
       client_id: the header ``client-id``, which names durable subscriptions as with ActiveMQ.
       headers: all headers, by name.
     """
@@ -126,11 +126,11 @@ class SendRun(NamedTuple):
     """Consecutive SEND frames, at least one, all in the same transaction or all in none.
 
     Attributes:
-      headers: those of each message; most follow an equal one, which is the same object.
+      headers: the headers of each message; consecutive messages with equal headers share one object.
       bodies: the body of each message.
-      receipts: the receipts of those frames that ask for one, in order.
-      asking: the index of the message that each of ``receipts`` belongs to, ascending.
-      transaction: the name of their transaction; None if they are in none.
+      receipts: the receipts of the frames that ask for one, in order.
+      asking: the index of the message of each of ``receipts``, ascending.
+      transaction: the name of the transaction; None for none.
     """
 
     headers: Sequence[MessageHeaders]
@@ -154,8 +154,8 @@ class AckRun(NamedTuple):
 
     ACK *i* is for the message at ``AckPlace(subscriptions[i], queue_ids[i], offsets[i])``.
 
-    ``receipts``, ``asking`` and ``transaction`` are as in `SendRun`. The number of the subscription is in the ack id,
-    so the header ``subscription``, which STOMP 1.1 requires beside it, does not matter.
+    ``receipts``, ``asking`` and ``transaction`` are as in `SendRun`. The ack id contains the subscription's number, so
+    the header ``subscription``, which STOMP 1.1 requires, too, is ignored.
     """
 
     subscriptions: Sequence[int]
@@ -181,7 +181,7 @@ def _receipt_of(receipts: Sequence[bytes], asking: Sequence[int], index: int) ->
 
 @final
 class Nack(Struct, frozen=True):
-    """NACK; ``requeue`` is False if its header ``requeue`` says so: the message is not to be delivered again."""
+    """NACK; ``requeue`` is its header ``requeue``: False if the message must not be delivered again."""
 
     place: AckPlace
     transaction: str | None = None
@@ -194,16 +194,16 @@ class Subscribe(Struct, frozen=True):
     """SUBSCRIBE.
 
     Attributes:
-      id: None only with STOMP 1.0.
+      id: the client's id; None only with STOMP 1.0.
       selector: an expression in SQL92; None for all messages.
-      prefetch: how many messages may be sent before they are acknowledged (``activemq.prefetchSize`` or
-        ``prefetch-count``); None if the client does not say.
+      prefetch: the number of messages that may be sent before they are acknowledged (``activemq.prefetchSize`` or
+        ``prefetch-count``); None if absent.
       durable_name: the name of a durable subscription (``activemq.subscriptionName``, or
-        ``activemq.subcriptionName``, as some clients write it).
+        ``activemq.subcriptionName``, the spelling of some clients).
       is_durable: ``durable:true``: the subscription is durable, and ``id`` is its name.
-      auto_delete: ``auto-delete``; None if it is absent.
+      auto_delete: ``auto-delete``; None if absent.
       is_exclusive: ``activemq.exclusive:true``, ``exclusive:true`` or ``x-single-active-consumer:true``.
-      is_browser: ``browser:true``: read the queue, and leave it as it is.
+      is_browser: ``browser:true``: read the queue without consuming it.
       no_local: ``activemq.noLocal:true`` or ``no-local:true``: a topic without the messages of this connection.
       is_retroactive: ``activemq.retroactive:true``: a topic from its first message on.
     """
@@ -225,9 +225,9 @@ class Subscribe(Struct, frozen=True):
 
 @final
 class Unsubscribe(Struct, frozen=True):
-    """UNSUBSCRIBE; only with STOMP 1.0, ``id`` may be None, and then ``destination`` is not.
+    """UNSUBSCRIBE; with STOMP 1.0 ``id`` may be None, and ``destination`` is then set.
 
-    If there is ``durable_name`` or ``is_durable``, as in `Subscribe`, the durable subscription itself ends.
+    With ``durable_name`` or ``is_durable``, as in `Subscribe`, the durable subscription itself ends.
     """
 
     id: str | None = None

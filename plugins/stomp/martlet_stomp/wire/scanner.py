@@ -1,8 +1,8 @@
-"""Takes runs of SEND and of ACK frames out of what was received, without an object for each; pure functions.
+"""Scanners for runs of SEND and of ACK frames in the receive buffer, without an object for each frame; pure functions.
 
-A publisher at full speed sends the same header lines again and again, so they are decoded once and found by their bytes
-after that. Only the value of the receipt differs every time; it is cut out before. Frames with unusual headers are left
-to the codec, and so is every frame with an error.
+A publisher at full speed sends the same header lines again and again, so they are decoded once and then looked up by
+their bytes, without the value of the receipt, which differs in each frame. The codec decodes frames with unusual
+headers, and reports every error.
 """
 
 import re
@@ -16,20 +16,20 @@ from martlet_stomp.wire.packets import AckRun, MessageHeaders, SendRun, Version
 __all__ = ["LIST", "KnownHeads", "known_heads", "scan_acks", "scan_sends"]
 
 RUN_FRAMES_MAX: Final = 1024
-# Header lines that were never seen take the broker about 15 us a frame, so that such a run takes 2 ms. 256 bytes of
-# them count as a frame.
+# Most frames with new header lines in a run: each takes about 15 us, so such a run takes 2 ms. 256 bytes of header
+# lines count as a frame.
 RUN_LEARNED_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
 ACKS_BYTES_MAX: Final = 16_384
-# Header lines that are remembered, and their bytes; with more, all are forgotten.
+# Most cached header lines, and their bytes; beyond these all are dropped.
 HEADS_KEPT: Final = 4096
 HEADS_BYTES_KEPT: Final = 1 << 20
 SEND: Final = b"SEND\n"
-# In a list of destinations.
+# Part of a list of destinations.
 LIST: Final = ",/"
 ACK: Final = b"ACK\n"
 _RECEIPT: Final = b"\nreceipt:"
-# Receipts of other characters may have escapes, or need some.
+# The characters of a receipt without escapes.
 _PLAIN: Final = bytes(range(33, 127)).translate(None, b":\\")
 _RECEIPT_LINE: Final = rb"receipt:([!-9;-\[\]-~]{1,200})\n"
 _SUBSCRIPTION_LINE: Final = rb"subscription:[ -\[\]-~]{0,200}\n"
@@ -47,27 +47,27 @@ _ACKS: Final = [
 ]
 
 
-# Decoded header lines of a SEND frame, without its receipt: the headers of the message, the bytes of its body (negative
-# if it ends with the first NUL), and the transaction.
+# The decoded header lines of a SEND frame, without its receipt: the headers of the message, the size of its body in
+# bytes, negative if it ends with the first NUL, and the transaction.
 _Head: TypeAlias = tuple[MessageHeaders, int, str | None]
 
 
 @final
 class KnownHeads:
-    """The decoded header lines of SEND frames that clients of one version have sent."""
+    """A cache of the decoded header lines of SEND frames, for all clients of one version."""
 
     def __init__(self, version: Version, limits: Limits) -> None:
         self.version: Final = version
         self.limits: Final = limits
-        # The longest header lines that are looked for; a receipt line alone must not exceed the limit of a line.
+        # Longest header lines in a run; a receipt line alone must not exceed the limit of a line.
         self.window: Final = min(HEAD_BYTES_MAX, limits.header_bytes_max - len(_RECEIPT))
-        # By the header lines with the command and the blank line, but without the value of the receipt.
+        # The key is the header lines with the command and the blank line, but without the value of the receipt.
         self.table: Final[dict[bytes, _Head]] = {}
         self._headers: Final[dict[tuple[str, tuple[tuple[str, str], ...]], MessageHeaders]] = {}
         self._bytes = 0
 
     def learn(self, head: bytes) -> _Head | None:
-        """Remember *head*, a key of the table; None if it is not usual, or wrong."""
+        """Decode and cache *head*, a key of the table; None if the codec must decode it."""
         if not head.startswith(SEND) or b"\r" in head:
             return None
         try:
@@ -75,17 +75,17 @@ class KnownHeads:
         except StompError:
             return None
         if LIST in found[0].destination:
-            return None  # a run of them would take too long
+            return None  # a run of such frames would take too long
         self._make_room(len(head))
         self.table[head] = found
         return found
 
     def run_of(self, headers: dict[str, str], size: int, body: bytes) -> SendRun:
-        """Return the run of one SEND frame, whose *headers* have *size* bytes there. Raises `StompError`."""
-        found, _, transaction = self._head_of(headers, size)
+        """Return the run of one SEND frame, whose *headers* have *size* bytes. Raises `StompError`."""
+        message_headers, _, transaction = self._head_of(headers, size)
         receipt = receipt_of(headers, self.version)
         receipts, asking = ((), ()) if receipt is None else ((receipt,), (0,))
-        return SendRun([found], [body], receipts, asking, transaction)
+        return SendRun([message_headers], [body], receipts, asking, transaction)
 
     def _head_of(self, headers: dict[str, str], size: int) -> _Head:
         destination = headers.get("destination")
@@ -103,7 +103,7 @@ class KnownHeads:
         return known, body_bytes, headers.get("transaction")
 
     def _make_room(self, size: int) -> None:
-        """Forget everything if there is no room for *size* bytes more."""
+        """Drop all entries if there is no room for *size* more bytes."""
         self._bytes += size
         if len(self.table) + len(self._headers) >= HEADS_KEPT or self._bytes > HEADS_BYTES_KEPT:
             self.table.clear()
@@ -120,16 +120,16 @@ def known_heads(limits: Limits) -> list[KnownHeads]:
 
 
 def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] | None:
-    """Return the run of SEND frames at *at*, and where it ends; None if the codec must decode the frame there.
+    """Return the run of SEND frames at *at* and its end; None if the codec must decode the frame there.
 
-    It ends after `RUN_FRAMES_MAX` frames, or `RUN_LEARNED_MAX` that are unlike any before.
+    The run ends after `RUN_FRAMES_MAX` frames, or `RUN_LEARNED_MAX` with new header lines.
     """
     table, window, bytes_max, size = heads.table, heads.window, heads.limits.frame_bytes_max, len(data)
     found: list[MessageHeaders] = []
     bodies: list[bytes] = []
     receipts: list[bytes] = []
     asking: list[int] = []
-    # The header lines of the previous frame; with a receipt, those before and after its value.
+    # The header lines of the previous frame; with a receipt, the bytes before and after its value.
     before, after, before_bytes, after_bytes = b"\0", b"", 0, 0
     headers: MessageHeaders | None = None
     transaction: str | None = None
@@ -178,9 +178,9 @@ def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] |
 
 
 def scan_acks(data: bytes, at: int, version: Version) -> tuple[AckRun, int] | None:
-    """Return the run of ACK frames at *at*, and where it ends; None if the codec must decode the frame there.
+    """Return the run of ACK frames at *at* and its end; None if the codec must decode the frame there.
 
-    It ends after about `ACKS_BYTES_MAX` bytes.
+    The run ends after about `ACKS_BYTES_MAX` bytes.
     """
     extent = _PLAIN_ACKS[version].match(data, at, at + ACKS_BYTES_MAX)
     if extent is None:
@@ -191,7 +191,7 @@ def scan_acks(data: bytes, at: int, version: Version) -> tuple[AckRun, int] | No
 
 
 def _scan_acks_with_more(data: bytes, at: int, version: Version) -> tuple[AckRun, int] | None:
-    """Do as `scan_acks` for frames with a receipt or a subscription."""
+    """Like `scan_acks`, for frames with a receipt or a subscription."""
     found = _ACKS[version].findall(data, at, at + ACKS_BYTES_MAX)
     if not found[-1][0]:
         found.pop()
