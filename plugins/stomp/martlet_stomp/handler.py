@@ -33,20 +33,20 @@ from martlet_stomp.wire.scanner import LIST
 
 __all__ = ["StompHandler"]
 
-# After a run with more different headers, others have their turn.
+# Different headers in a run after which other clients have their turn.
 HEADS_A_TURN: Final = 64
-# And after so many messages of 2 us each: a read can bring 6,500. 8 bytes of headers count as a message.
+# Messages after which other clients have their turn, 2 us each: a read can have 6,500. 8 bytes of headers count as one.
 MESSAGES_A_TURN: Final = 1024
-# An acknowledgement takes 2 to 4 us and counts as so many messages: a read can bring 16,000.
+# Messages that an acknowledgement counts as: it takes 2 to 4 us, and a read can have 16,000.
 MESSAGES_AN_ACK: Final = 2
-# Subscriptions to new topics take 150 us each. A selector can take 5 ms, so others have their turn after each.
+# Subscriptions to new topics in a turn, 150 us each. A selector can take 5 ms, so other clients have a turn after it.
 SUBSCRIPTIONS_A_TURN: Final = 32
 _RECEIPT: Final = b"RECEIPT\nreceipt-id:"
 
 
 @final
 class StompHandler:
-    """One client."""
+    """Acts on the frames of one client."""
 
     __slots__ = ("_client", "_connection", "_context", "_peer", "_taken")
 
@@ -54,8 +54,8 @@ class StompHandler:
         self._peer = peer
         self._connection = connection
         self._context = context
-        self._client: Client | None = None  # once it is accepted
-        self._taken = 0  # messages since others had their turn
+        self._client: Client | None = None  # set once accepted
+        self._taken = 0  # messages since other clients had their turn
 
     # events
 
@@ -71,7 +71,7 @@ class StompHandler:
             return self._accept(event)
         client = self._client
         if client is None:
-            if isinstance(event, Disconnect):  # before it was accepted
+            if isinstance(event, Disconnect):  # before the client was accepted
                 self._disconnect(event)
             return None
         if isinstance(event, SendRun):
@@ -100,7 +100,7 @@ class StompHandler:
     def _act(
         self, event: Nack | Subscribe | Unsubscribe | Begin | Commit | Abort | Disconnect, client: Client
     ) -> Awaitable[None] | None:
-        """Act on a frame that is rare. Raises `StompError`."""
+        """Act on a rare frame. Raises `StompError`."""
         subscriptions, transactions = client.subscriptions, client.transactions
         rest: Steps[None] | None = None
         try:
@@ -165,7 +165,7 @@ class StompHandler:
     # CONNECT
 
     def _accept(self, connect: Connect) -> Awaitable[None] | None:
-        """Accept the client at once if nothing has to be asked for that. Raises `StompError`."""
+        """Accept the client, at once if nothing must be awaited. Raises `StompError`."""
         check_user_name(connect.login or "")
         if needs_password_check(self._context.broker.authentication, connect, self._peer.identity):
             return self._check_password(connect)
@@ -182,14 +182,14 @@ class StompHandler:
 
     def _open(self, connect: Connect) -> None:
         if self._connection.state is not State.ACCEPTING:
-            return  # the time to connect was over while a thread checked who it is
+            return  # the connection ended while a thread checked the passcode
         self._client = Client(self._peer, self._connection, self._context, connect, self._end)
         self._client.greet()
 
     # the server's calls
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
-        """Return ERROR for the first receipt of *answer*, which cannot be given: the connection closes."""
+        """Return ERROR for the first receipt of *answer*, whose commit failed; the connection closes."""
         data = bytes(answer)
         if not data.startswith(_RECEIPT):
             return None
@@ -213,7 +213,7 @@ class StompHandler:
             client.beat.sent_at = trio.current_time()
 
     def _end(self, text: str) -> None:
-        """Tell the client why the connection closes."""
+        """Send ERROR with *text*, and close the connection."""
         self._context.counters.errors += 1
         self._peer.send(self._connection.farewell(StompError(text)))
         self._peer.close(text)

@@ -19,7 +19,7 @@ __all__ = ["ClientAcknowledgements"]
 
 @final
 class ClientAcknowledgements:
-    """Settles messages of the *subscriptions* of one client."""
+    """Handles ACK and NACK for the *subscriptions* of one client."""
 
     __slots__ = ("_context", "_peer", "_subscriptions")
 
@@ -51,9 +51,9 @@ class ClientAcknowledgements:
         self._answer(run.receipts)
 
     def _acknowledge(self, run: AckRun, first: int, number: int, queue_id: int, offsets: Sequence[int]) -> int:
-        """Settle messages, those from *first* on in *run*; return how many the client held, up to the first not.
+        """Settle *offsets* of a queue, the ACKs of *run* from index *first* on; return the number before a failure.
 
-        Those of a subscription that has ended are ignored, and count as held, unless one asks for a receipt.
+        ACKs for a subscription that has ended are ignored, and count as held, unless one asks for a receipt.
         """
         subscription = self._subscriptions.find(number)
         if subscription is not None:
@@ -64,9 +64,9 @@ class ClientAcknowledgements:
         return min(run.asking[asked] - first, len(offsets)) if asked < len(run.asking) else len(offsets)
 
     def refuse(self, nack: Nack) -> None:
-        """Take NACK. Raises `StompError` if the client does not hold the message.
+        """Handle NACK. Raises `StompError` if the client does not hold the message.
 
-        Without a receipt, one of a subscription that has ended is ignored.
+        Without a receipt, NACK for a subscription that has ended is ignored.
         """
         number, queue_id, offset = nack.place
         subscription = self._subscriptions.find(number)
@@ -76,7 +76,7 @@ class ClientAcknowledgements:
             raise StompError(self._not_held("NACK", number, queue_id, offset))
 
     def reserve(self, command: str, number: int, queue_id: int, offset: int) -> tuple[Unacknowledged, list[SentPart]]:
-        """Return what ACK or NACK in a transaction is for. Raises `StompError` if the client does not hold it."""
+        """Return the messages that ACK or NACK in a transaction is for. Raises `StompError` if they are not held."""
         subscription = self._subscriptions.find(number)
         parts = subscription.unacknowledged.reserve(queue_id, offset) if subscription is not None else []
         if subscription is None or not parts:

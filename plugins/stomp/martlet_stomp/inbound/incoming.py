@@ -28,34 +28,34 @@ TOPICS_REMEMBERED: Final = 1000
 
 @final
 class _Place(NamedTuple):
-    """Where messages with equal headers go: *added* are properties beside those of the template."""
+    """The queue and properties of messages with equal headers; ``added`` are appended to the template's properties."""
 
     queue: Queue
     template: Template
     added: bytes
-    is_wanted: bool  # by a stage, perhaps
+    is_wanted: bool  # a stage may want the messages
     reply_to: str
 
     @property
     def is_plain(self) -> bool:
-        """Whether all records have the same properties, and no stage wants them."""
+        """Whether all records have the same properties, and no stage wants the messages."""
         return self.template.is_plain and not self.is_wanted
 
 
 @final
 class Incoming:
-    """Stores what one client sends."""
+    """Stores the messages of one client."""
 
     __slots__ = ("_context", "_gate", "_peer", "_queue_ids", "_reply_to", "_session")
 
     def __init__(
         self, peer: Peer, context: Context, gate: Gate, session: str, reply_to: Callable[[Destination], str]
     ) -> None:
-        """Begin.
+        """Begin without messages.
 
         Args:
-          session: of the client.
-          reply_to: returns what others call a temporary destination of the client, which then subscribes to it.
+          session: the client's session.
+          reply_to: subscribes the client to a temporary destination, and returns its text for other clients.
         """
         self._peer = peer
         self._context = context
@@ -66,7 +66,7 @@ class Incoming:
         self._queue_ids: dict[str, int] = {}
 
     def send_run(self, run: SendRun) -> None:
-        """Store the messages of *run*, and answer receipts. Raises `StompError` if one cannot be stored."""
+        """Store the messages of *run*, and answer receipts. Raises `StompError` if a message cannot be stored."""
         self._context.counters.received += len(run.bodies)
         result = self._store(run)
         if result is None:
@@ -81,9 +81,9 @@ class Incoming:
             self._answer(run.receipts, result.end)
 
     def _store(self, run: SendRun) -> AppendResult | None:
-        """Store all messages of *run*; None, and none is stored, if they must be published one by one.
+        """Store all messages of *run*; return None and store nothing if they must be published one by one.
 
-        That is the case if one is too large: nothing after it may be stored.
+        One message that is too large is such a case, because no message after it may be stored.
         """
         if max(map(len, run.bodies)) > self._context.broker.config.message_bytes_max:
             return None
@@ -94,7 +94,7 @@ class Incoming:
             return None
 
     def _items(self, run: SendRun) -> list[AppendItem | Message] | None:
-        """Return *run* as the store takes it; None if it must be published one by one. Raises as `_place`."""
+        """Return the items of *run* for `publish_all`; None if it must be published one by one. Raises as `_place`."""
         find, headers, now_ms, host = self._context.templates.find, run.headers, self._now_ms, self._peer.host
         code_of = self._context.code_of
         items: list[AppendItem | Message] = []
@@ -122,11 +122,11 @@ class Incoming:
         return items
 
     def _place(self, template: Template) -> "_Place | None":
-        """Return where messages of *template* go; None if they must be published one by one.
+        """Return the place of messages of *template*; None if they must be published one by one.
 
         Raises:
           Refused: as for `_queue_id`.
-          StompError: no plugin holds delayed messages, or they go to no temporary destination.
+          StompError: no plugin holds delayed messages, or the temporary destination is invalid.
         """
         if template.parts or template.removal is not None:
             return None
@@ -157,7 +157,7 @@ class Incoming:
                 self._answer((receipt,), end)
 
     def _send_one(self, template: Template, body: bytes) -> int:
-        """Store a message, or drop it if nobody can get it. Raises `StompError` and `Refused`."""
+        """Store a message, or drop it if its receiver is gone. Raises `StompError` and `Refused`."""
         if template.destination.kind is Kind.REPLY:
             reply_to = self._answered_at(template)
             return send_reply(self._context, self._gate, template, body, reply_to, self._peer.host)
@@ -179,7 +179,7 @@ class Incoming:
         return result.end
 
     def _remove(self, removal: Removal) -> int:
-        """End a repeated message; nothing happens if it has ended already. Raises `StompError` and `Refused`."""
+        """End a repeated message, if it has not ended already. Raises `StompError` and `Refused`."""
         timers = self._context.broker.capability(Timers)
         if timers is None or timers.end_repeated is None:
             raise StompError("no plugin repeats messages; add timer to plugins.enabled")
@@ -195,7 +195,7 @@ class Incoming:
     # one message
 
     def messages(self, headers: MessageHeaders, body: bytes) -> list[Message]:
-        """Return what to store: one message for each destination; none if nobody can get it.
+        """Return the messages to store, one for each destination; empty if the receiver is gone.
 
         Raises `StompError` and `Refused`.
         """
@@ -228,15 +228,15 @@ class Incoming:
         return template.destination.topic or self._context.temporary.topic
 
     def _tag(self, template: Template) -> str | None:
-        """Return what says to whom messages go in the topic of temporary destinations, empty for another topic.
+        """Return the tag of messages to a temporary destination; empty for other destinations.
 
-        Returns None if their connection is gone. Raises as `Temporary.tag_of`.
+        Returns None if the destination's connection is gone. Raises as `Temporary.tag_of`.
         """
         destination = template.destination
         return self._context.temporary.tag_of(destination, self._session) if is_temporary(destination.kind) else ""
 
     def _answered_at(self, template: Template) -> str:
-        """Return what others call the temporary destination where the client waits for an answer; empty for none."""
+        """Return the text for other clients of the temporary destination in reply-to; empty for none."""
         return self._reply_to(template.reply) if template.reply is not None else ""
 
     @property
@@ -244,9 +244,9 @@ class Incoming:
         return self._context.broker.clock.now_ms()
 
     def _queue_id(self, template: Template, tag: str) -> int:
-        """Return the queue for messages of *template* with a *tag* from `_tag`; the topic is created if there is none.
+        """Return the queue for messages of *template* with a *tag* from `_tag`; creates a missing topic.
 
-        Raises `Refused` if there is no such topic, and it may not be created.
+        Raises `Refused` if the topic is missing and may not be created.
         """
         topic, name = self._topic(template), template.name or tag or template.group
         self._context.check_exists(template.destination)

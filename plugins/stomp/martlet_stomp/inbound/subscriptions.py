@@ -20,7 +20,7 @@ from martlet_stomp.wire.packets import Connect, Subscribe, Unsubscribe
 
 __all__ = ["ClientSubscriptions"]
 
-# Of a subscription with wildcards: new topics that one turn begins with, 150 us each, and what one is beside a match.
+# Parts of a subscription with wildcards: most that begin in one turn, 150 us each, and the steps that one counts as.
 PARTS_A_TURN: Final = 32
 STEPS_A_PART: Final = 150
 
@@ -54,7 +54,7 @@ class ClientSubscriptions:
         session: str,
         end: Callable[[str], None],
     ) -> None:
-        """Begin without any; *end* closes the connection, with the reason."""
+        """Begin without subscriptions; *end* closes the connection, with the reason."""
         self._peer = peer
         self._context = context
         self._end = end
@@ -63,26 +63,26 @@ class ClientSubscriptions:
         self._opening = Opening(context, gate, connect, session, peer.host)
         self._by_number: dict[int, Subscription] = {}
         self._by_id: dict[str, Subscription] = {}
-        self._patterns: dict[str, Pattern] = {}  # those with wildcards, by the same keys
-        self._temporary: dict[str, dict[Subscription, None]] = {}  # those to temporary destinations, by these
-        self._automatic: dict[str, Subscription] = {}  # of those, what the client did not ask for
+        self._patterns: dict[str, Pattern] = {}  # subscriptions with wildcards, by the same keys
+        self._temporary: dict[str, dict[Subscription, None]] = {}  # subscriptions to each temporary destination
+        self._automatic: dict[str, Subscription] = {}  # of these, the ones that the broker made for replies
         self._last_number = 0
-        self._ready: dict[Subscription, None] = {}  # those with something to deliver
+        self._ready: dict[Subscription, None] = {}  # subscriptions that may have messages to deliver
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     def described(self) -> Iterator[dict[str, object]]:
-        """Yield what a list of subscriptions says about each."""
+        """Yield a row of the list of subscriptions for each subscription."""
         for subscription in list(self._by_number.values()):
             yield subscription.described()
 
     def find(self, number: int) -> Subscription | None:
-        """Return subscription *number*; None if there is none any more."""
+        """Return subscription *number*; None if it has ended."""
         return self._by_number.get(number)
 
     def has_ended(self, number: int) -> bool:
-        """Return whether there was a subscription *number*, and is not any more: others have what it held."""
+        """Return whether subscription *number* has ended, so its messages have gone to other consumers."""
         return number not in self._by_number and 0 < number <= self._last_number
 
     # begin and end
@@ -90,7 +90,7 @@ class ClientSubscriptions:
     def subscribe(self, request: Subscribe) -> Steps[None] | None:
         """Begin a subscription. Raises `StompError` and `Refused`.
 
-        Returns what is left to do, if that may take long.
+        Returns the remaining steps, if these may take long.
         """
         self._check_count()
         destinations = parse_destinations(request.destination, self._context.names)
@@ -111,7 +111,7 @@ class ClientSubscriptions:
         return None
 
     def _begin_pattern(self, request: Subscribe, destination: Destination, key: str) -> Steps[None]:
-        """Begin a subscription to all topics that match. Raises `StompError`."""
+        """Begin a subscription to all topics that match *destination*. Raises `StompError`."""
         self._opening.check_part(request, destination, "has a wildcard")
         pattern = Pattern(request, destination, key, self._peer.wake)
         self._patterns[key] = pattern
@@ -148,7 +148,7 @@ class ClientSubscriptions:
                     return  # the client is gone
 
     def _begin_part(self, pattern: Pattern, topic: str, *, is_new: bool) -> None:
-        """Read *topic*, unless the client may not; if it *is_new*, from its first message on. Raises as `subscribe`."""
+        """Begin to read *topic*, if the client may; a new topic from its first message. Raises as `subscribe`."""
         destination = pattern.destination(topic)
         if destination.text in pattern.parts:
             return
@@ -164,7 +164,7 @@ class ClientSubscriptions:
         pattern.parts[destination.text] = self._by_number[part.number] = self._by_id[part.key] = part
 
     def _begin_new_parts(self) -> None:
-        """Read topics that were created since the last call. Raises `StompError` and `Refused`."""
+        """Begin to read topics created since the last call. Raises `StompError` and `Refused`."""
         for pattern in self._patterns.values():
             for _ in range(min(len(pattern.pending), PARTS_A_TURN)):
                 self._begin_part(pattern, pattern.pending.popleft(), is_new=True)
@@ -186,7 +186,7 @@ class ClientSubscriptions:
             self._context.durable[subscription.durable] = subscription
         self._by_number[subscription.number] = subscription
         key = _key(request.id, destination.text)
-        # With STOMP 1.0 there can be several without an id to one destination.
+        # With STOMP 1.0, several subscriptions without id may have the same destination.
         subscription.key = key if key not in self._by_id else f"number {subscription.number}"
         self._by_id[subscription.key] = subscription
         if is_temporary(destination.kind):
@@ -194,9 +194,9 @@ class ClientSubscriptions:
         return subscription
 
     def _make_way(self, destination: Destination) -> int | None:
-        """End the subscription for replies that the broker has made; return where it was in the log.
+        """End the subscription that the broker made for replies; return its log position, or None.
 
-        Raises `StompError` if the client has made one to the same temporary queue.
+        Raises `StompError` if the client itself subscribed to the same temporary queue.
         """
         made = self._automatic.get(destination.text)
         if made is not None:
@@ -208,7 +208,7 @@ class ClientSubscriptions:
         return None
 
     def reply_to(self, destination: Destination) -> str:
-        """Return what others call a temporary *destination* of the client, which subscribes to it if it has not.
+        """Subscribe the client to its temporary *destination*, if it is not; return the text for other clients.
 
         Raises `StompError` and `Refused`.
         """
@@ -228,7 +228,7 @@ class ClientSubscriptions:
             raise StompError(f"the connection has {limit} subscriptions; stomp.subscriptions_max allows no more")
 
     def _take_over(self, durable: Durable) -> None:
-        """End the use of *durable* by another connection: its client may have come back. Raises `StompError`."""
+        """End the use of *durable* by another connection, as if its client had returned. Raises `StompError`."""
         holder = self._context.durable.get(durable)
         if holder is not None and self._by_number.get(holder.number) is holder:
             raise StompError("the connection uses this durable subscription already; UNSUBSCRIBE from it first")
@@ -240,9 +240,9 @@ class ClientSubscriptions:
         self._end(reason)
 
     def unsubscribe(self, request: Unsubscribe) -> Steps[None] | None:
-        """End a subscription; with its durable name, also what it has waiting. Raises `StompError`.
+        """End a subscription; with its durable name, drop its waiting messages, too. Raises `StompError`.
 
-        Returns what is left to do, if that may take long.
+        Returns the remaining steps, if these may take long.
         """
         pattern = self._patterns.pop(_key(request.id, self._text_of(request)), None)
         if pattern is not None:
@@ -264,24 +264,24 @@ class ClientSubscriptions:
             self._drop(part)
 
     def _text_of(self, request: Unsubscribe) -> str:
-        """Return the destination of *request* as that of a subscription has it; empty for none."""
+        """Return the destination of *request* in the form of a subscription's; empty for none."""
         text = request.destination or ""
         try:
-            found = parse_destinations(text, self._context.names) if text else []
-            return found[0].text if len(found) == 1 else text
+            destinations = parse_destinations(text, self._context.names) if text else []
+            return destinations[0].text if len(destinations) == 1 else text
         except StompError:
             return text
 
     def _named(self, request: Unsubscribe) -> Subscription | None:
         destination = self._text_of(request)
-        found = self._by_id.get(_key(request.id, destination))
-        if found is None and request.id is None:
-            # STOMP 1.0 allows the destination alone, whether SUBSCRIBE had an id or not.
-            found = next((each for each in self._by_id.values() if each.destination.text == destination), None)
-        return found
+        subscription = self._by_id.get(_key(request.id, destination))
+        if subscription is None and request.id is None:
+            # STOMP 1.0 allows the destination alone, even if SUBSCRIBE had an id.
+            subscription = next((each for each in self._by_id.values() if each.destination.text == destination), None)
+        return subscription
 
     def _forget(self, group: str, durable: Durable | None) -> Steps[None] | None:
-        """End the durable subscription *group*, also if another connection uses it."""
+        """End the durable subscription *group*, even if another connection uses it."""
         shared_groups, policy = self._context.broker.shared_groups, self._context.policy
         if durable is not None and durable.group == group:
             shared_groups.forget(durable.topic, group, policy)
@@ -289,7 +289,7 @@ class ClientSubscriptions:
         for each, holder in list(self._context.durable.items()):
             if each.group == group:
                 holder.lose("another connection ended its durable subscription")
-        return shared_groups.forget_groups(policy, (group,))  # its topic is not known
+        return shared_groups.forget_groups(policy, (group,))  # on all topics: UNSUBSCRIBE may not name the topic
 
     def _drop(self, subscription: Subscription) -> None:
         self._by_number.pop(subscription.number, None)
@@ -316,7 +316,7 @@ class ClientSubscriptions:
             del table[durable]
 
     def close(self) -> None:
-        """End all: the client is gone."""
+        """End all subscriptions: the client is gone."""
         for pattern in self._patterns.values():
             self._context.new_topics.remove(pattern)
         self._patterns.clear()
@@ -334,7 +334,7 @@ class ClientSubscriptions:
         self._peer.wake()
 
     def collect(self, budget_bytes: int) -> None:
-        """Send what is due, about *budget_bytes*. Raises `StompError` and `Refused`."""
+        """Send about *budget_bytes* of messages of ready subscriptions. Raises `StompError` and `Refused`."""
         if self._patterns:
             self._begin_new_parts()
         for subscription in list(self._ready):
@@ -351,7 +351,7 @@ class ClientSubscriptions:
 
 
 def _key(subscription_id: str | None, destination: str) -> str:
-    """Return what identifies a subscription of a connection; with STOMP 1.0 its id may be missing."""
+    """Return the key of a subscription of a connection; with STOMP 1.0 the id may be missing."""
     return f"id {subscription_id}" if subscription_id is not None else f"destination {destination}"
 
 

@@ -1,9 +1,9 @@
-"""Transactions of one client: BEGIN, COMMIT and ABORT, and what happens in between.
+"""Transactions of one client: BEGIN, COMMIT and ABORT, and the frames in between.
 
-What a client sends and acknowledges in a transaction is kept in memory. COMMIT stores all of it in one atomic group, so
-that a crash leaves all or nothing. ABORT forgets it; messages that were acknowledged are then held by the client as
-before. A RECEIPT of a frame in a transaction says that the broker has taken the frame, and that of COMMIT that all of
-it is durable.
+Messages and acknowledgements in a transaction are kept in memory. COMMIT stores all of them in one atomic group, so
+a crash leaves all or nothing. ABORT drops them; the client then holds the acknowledged messages as before. A RECEIPT of
+a frame in a transaction means that the broker has received the frame, the RECEIPT of COMMIT that the whole transaction
+is durable.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ from martlet_stomp.wire.packets import AckRun, Nack, SendRun
 
 __all__ = ["ClientTransactions"]
 
-# What a frame takes beside its bytes.
+# Memory of a frame in addition to its bytes.
 FRAME_BYTES: Final = 256
 
 
 @final
 class _Settling(NamedTuple):
-    """ACK, or NACK if ``is_failed``, for *parts* of what a subscription has brought."""
+    """ACK, or NACK if ``is_failed``, for ``parts`` of the messages of a subscription."""
 
     unacknowledged: Unacknowledged
     parts: list[SentPart]
@@ -40,7 +40,7 @@ class _Settling(NamedTuple):
 
 @final
 class _Transaction:
-    """One open transaction; ``frames`` and ``size`` tell how much it has until now."""
+    """One open transaction, with the number of its frames and their size in bytes."""
 
     __slots__ = ("frames", "messages", "settlings", "size")
 
@@ -66,12 +66,12 @@ class ClientTransactions:
         acknowledgements: ClientAcknowledgements,
         end_client: Callable[[str], None],
     ) -> None:
-        """Begin without any; *end_client* closes the connection, with the reason."""
+        """Begin without transactions; *end_client* closes the connection, with the reason."""
         self._peer = peer
         self._context = context
         self._gate = gate
         self._end_client = end_client
-        # Whose share of all transactions they are: a user's, or an address's if the client has no name.
+        # The owner in the limits of all transactions: the user, or the address of a client without a name.
         self._owner = gate.identity.name or f"at {peer.host[:-4].hex()}"
         self._incoming = incoming
         self._acknowledgements = acknowledgements
@@ -155,7 +155,7 @@ class ClientTransactions:
             self._answer((nack.receipt,))
 
     def _count(self, transaction: _Transaction, size: int) -> None:
-        """Count a frame. Raises `StompError` if there are too many, or too large ones."""
+        """Count a frame of *size* bytes. Raises `StompError` above a limit."""
         config, all_open = self._context.config, self._context.transactions
         size += FRAME_BYTES
         if transaction.frames >= config.transaction_frames_max:
@@ -202,7 +202,7 @@ class ClientTransactions:
                 each.unacknowledged.committed(each.parts)
 
     def abort(self, name: str) -> None:
-        """Forget transaction *name*. Raises `StompError`."""
+        """Drop transaction *name*. Raises `StompError`."""
         transaction = self._end(name)
         reserved: dict[Unacknowledged, list[SentPart]] = {}
         for each in transaction.settlings:
@@ -217,12 +217,12 @@ class ClientTransactions:
         return transaction
 
     def _answer(self, receipts: Sequence[bytes]) -> None:
-        """Say that the broker has taken frames; what the client sent before them is durable by then."""
+        """Answer *receipts*, once all earlier frames of the client are durable."""
         if receipts:
             self._context.counters.receipts += len(receipts)
             self._peer.send(encode_receipts(receipts))
 
     def close(self) -> None:
-        """Forget all: the client is gone."""
+        """Drop all transactions: the client is gone."""
         for name in list(self._open):
             self._end(name)
