@@ -19,7 +19,8 @@ from martlet.message import Message
 from martlet.net.addresses import split_address
 from martlet.plugins.loader import guarded_filter
 from martlet.settings import DeliveryConfig
-from martlet.store import Store, StoreConfig
+from martlet.store import StoreConfig
+from martlet.store.read.readers import Readers
 from martlet.tables.groups import Group
 from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC
 from martlet.testing.peers import RecordingPeer, serving
@@ -368,7 +369,7 @@ async def test_a_filter_that_raises_ends_its_subscription_alone(
     async with room(tmp_path) as made:
         made.broker.filters["SHORT"] = guarded_filter("toys", "SHORT", compile_short)
         if not near:
-            monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
+            monkeypatch.setattr(Readers, "read_near", lambda *arguments: None)
         talk, other = made.connect(), made.connect()
         assert await talk.ask(f"SUB t{group} where SHORT 3") == "OK 1"
         assert await talk.ask("SUB u") == "OK 2"
