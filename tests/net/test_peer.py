@@ -12,12 +12,13 @@ from trio.testing import MockClock
 
 from martlet.contracts import Buffer
 from martlet.errors import Reason, Refused, StoreFailed
-from martlet.net.peer import DELIVERY_TRANSITIONS, TRANSITIONS, DeliveryState, PeerState, ServerPeer
-from martlet.net.pending import PendingWork
+from martlet.net.peer import TRANSITIONS, PeerState, ServerPeer, Shared
+from martlet.net.pending import DELIVERY_TRANSITIONS, DeliveryState, PendingWork, set_delivery
+from martlet.net.rounds import Rounds
 from martlet.settings import ServerConfig
 from martlet.testing.links import Conditions, MemoryLink
 
-END: dict[PeerState, Callable[[ServerPeer], None]] = {
+END: dict[PeerState, Callable[[ServerPeer], object]] = {
     PeerState.READ_ENDED: lambda peer: peer.end_reading(),
     PeerState.CLOSING: lambda peer: peer.close("bye"),
     PeerState.LOST: lambda peer: peer.lose(OSError("reset")),
@@ -44,10 +45,8 @@ def test_states_only_grow_and_every_peer_ends() -> None:
 async def open_peer(pending: PendingWork[ServerPeer] | None = None) -> AsyncGenerator[ServerPeer]:
     """A peer that no server reads from."""
     async with trio.open_nursery() as nursery:
-        protocol = World().protocol()
-        yield ServerPeer(
-            protocol, MemoryLink().far, "peer", bytes(8), pending or PendingWork(), ServerConfig(), nursery
-        )
+        shared = Shared(pending or PendingWork(), ServerConfig(), nursery)
+        yield ServerPeer(World().protocol(), MemoryLink().far, "peer", bytes(8), shared)
         nursery.cancel_scope.cancel()
 
 
@@ -81,12 +80,12 @@ async def test_a_peer_that_comes_last_still_does_after_it_waited_for_room(hurrie
         peer.wake_last()
         assert (list(pending.woken), list(pending.woken_last)) == ([], [peer])
         pending.woken_last.clear()
-        peer.set_delivery(DeliveryState.NO_ROOM)
+        pending.defer(peer)
         peer.wake_last()
         assert not pending.woken_last
         if hurried:
             peer.wake()
-        peer.release(0)
+        pending.resume(peer)
         assert (list(pending.woken), list(pending.woken_last)) == (([peer], []) if hurried else ([], [peer]))
 
 
@@ -97,11 +96,11 @@ async def test_deliveries_follow_their_table(before: DeliveryState, after: Deliv
     async with open_peer() as peer:
         peer.delivery = before
         if after in DELIVERY_TRANSITIONS[before]:
-            peer.set_delivery(after)
+            set_delivery(peer, after)
             assert peer.delivery is after
         else:
             with pytest.raises(AssertionError):
-                peer.set_delivery(after)
+                set_delivery(peer, after)
 
 
 async def test_data_that_others_send_to_a_closed_peer_is_dropped(autojump_clock: MockClock) -> None:
@@ -206,11 +205,12 @@ async def test_output_that_waits_is_not_copied_and_counts_until_all_of_a_piece_i
     pending, link = PendingWork[ServerPeer](), MemoryLink(Conditions(capacity_bytes=1000))
     page, payload = memoryview(bytes(100_000)), b"x" * 100_000
     async with trio.open_nursery() as nursery:
-        peer = ServerPeer(World().protocol(), link.far, "peer", bytes(8), pending, ServerConfig(), nursery)
+        shared = Shared(pending, ServerConfig(), nursery)
+        peer = ServerPeer(World().protocol(), link.far, "peer", bytes(8), shared)
         peer.send(b"head", payload, page[:50_000], page[:49_999])
-        peer.queue_output(0, 0)
-        assert peer.out_bytes == pending.unsent_bytes == 199_999
-        head, *copies = peer._out
+        Rounds(shared.config, None, pending).queue_output(peer)
+        assert peer.output.unsent_bytes == pending.unsent_bytes == 199_999
+        head, *copies = peer.output.ready
         assert head is payload
         assert [memory(each) for each in copies] == [100_000, 49_999]
         received = bytearray()
@@ -220,7 +220,7 @@ async def test_output_that_waits_is_not_copied_and_counts_until_all_of_a_piece_i
         assert received == b"head" + payload + bytes(99_999)
         await trio.testing.wait_all_tasks_blocked()
         assert peer.idle
-        assert peer.out_bytes == pending.unsent_bytes == 0
+        assert peer.output.unsent_bytes == pending.unsent_bytes == 0
         nursery.cancel_scope.cancel()
 
 

@@ -165,7 +165,7 @@ async def test_answers_held_for_a_slow_disk_stay_within_the_peers_limit(autojump
                 await caller.send(b"hold %d %s\n" % (number + 1, b"x" * 100))
         assert len(world.handled) < 700
         peer = next(iter(world.server._peers))
-        assert peer.held_bytes <= SMALL.unsent_bytes_max + 65536
+        assert peer.output.held_bytes <= SMALL.unsent_bytes_max + 65536
         world.store.flush_to(1000)
         await trio.sleep(1)
         with trio.move_on_after(10):
@@ -182,7 +182,7 @@ async def test_held_answers_count_to_the_limit_over_all_peers(autojump_clock: Mo
             for caller in callers:
                 with trio.move_on_after(1):
                     await caller.send(b"hold 9 %s\n" % (b"x" * 900))
-        assert sum(peer.held_bytes for peer in world.server._peers) <= 65536 + 20 * 1000
+        assert sum(peer.output.held_bytes for peer in world.server._peers) <= 65536 + 20 * 1000
         world.store.flush_to(9)
         for caller in callers:
             assert await caller.receive_line() == b"x" * 900
@@ -236,7 +236,7 @@ async def test_deliveries_after_a_held_answer_stay_within_the_limit(autojump_clo
             await trio.lowlevel.checkpoint()
         assert trio.lowlevel.current_statistics().tasks_runnable == 0
         peer = next(iter(world.server._peers))
-        assert peer.held_bytes <= SMALL.unsent_bytes_max + 1024
+        assert peer.output.held_bytes <= SMALL.unsent_bytes_max + 1024
         world.store.flush_to(7)
         assert len(await caller.receive_exactly(2 + 100_000)) == 100_002
 

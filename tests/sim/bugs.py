@@ -22,7 +22,9 @@ from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.queues import group_queues
 from martlet.groups.queues.group_context import GroupContext
 from martlet.message import Message
+from martlet.net.output import Output
 from martlet.net.peer import ServerPeer
+from martlet.net.rounds import Rounds
 from martlet.records.layout import GROUP_MASK, RecordView
 from martlet.state.journal import NEXT_COMMIT
 from martlet.state.projections import Driven, Projections
@@ -390,7 +392,8 @@ def _drop_held(right: Any) -> Any:
         times[0] += 1
         if len(self._held) > 1 and times[0] % 5 == 0:
             _, _, size = self._held.pop()
-            self._add_held(-size)
+            self.held_bytes -= size
+            self._count(-size)
         released: bool = right(self, readable)
         return released
 
@@ -400,10 +403,10 @@ def _drop_held(right: Any) -> Any:
 def _release_early(right: Any) -> Any:
     """Held answers leave when their record was written, not when it is durable."""
 
-    def queue_output(self: Any, readable: int, committed: int) -> None:
-        right(self, NEXT_COMMIT, committed)
+    def queue(self: Any, peer: ServerPeer, readable: int, committed: int) -> None:
+        right(self, peer, NEXT_COMMIT, committed)
 
-    return queue_output
+    return queue
 
 
 def _keep_offsets(right: Any) -> Any:
@@ -636,7 +639,7 @@ def _no_keeper(right: Any) -> Any:
 
 BUGS: Final[tuple[Bug, ...]] = (
     bug("ack before flush", (ServerPeer, "hold_until", _ignored)),
-    bug("answers released when written", (ServerPeer, "queue_output", _release_early)),
+    bug("answers released when written", (Rounds, "_queue", _release_early)),
     bug("read past durable", (Readers, "read_near", _read_past_durable)),
     bug("lost wake-up", (ParkedPulls, "_arrived", _lose_wake_up)),
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
@@ -689,7 +692,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         first=0,
         script=power_cuts,
     ),
-    bug("held answer dropped", (ServerPeer, "release", _drop_held)),
+    bug("held answer dropped", (Output, "release", _drop_held)),
     bug("timers early", (DampedClock, "now_ms", _ahead)),
     bug("delay levels early", (DelayClock, "stored_ms", _early_stored)),
     bug("timers delivered again after a start", (journal_writer, "gone", _note_no_timer)),

@@ -494,9 +494,9 @@ class Checker:
         config = life.server.config
         slack = 65536
         for peer in life.server._peers:
-            if peer.out_bytes + peer.held_bytes > config.unsent_bytes_max + slack:
-                self.fail(f"{peer.out_bytes + peer.held_bytes} bytes wait for one peer")
-        if life.server.pending.unsent_bytes != sum(peer.out_bytes + peer.held_bytes for peer in life.server._peers):
+            if peer.output.unsent_bytes > config.unsent_bytes_max + slack:
+                self.fail(f"{peer.output.unsent_bytes} bytes wait for one peer")
+        if life.server.pending.unsent_bytes != sum(peer.output.unsent_bytes for peer in life.server._peers):
             self.fail("the sum of what waits is not what waits")
         waiting = sum(len(tap.asked) for tap in life.taps)
         if len(life.state.parked) > waiting:

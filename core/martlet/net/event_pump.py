@@ -13,7 +13,7 @@ how the server works without it.
 
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Generic, TypeVar, final
 
 import trio
@@ -177,6 +177,7 @@ class PumpReading:
         "events",
         "first",
         "in_round",
+        "left",
         "now",
         "peer",
         "plain",
@@ -191,11 +192,12 @@ class PumpReading:
         self._fd = fd
         self._attend = attend
         self.attended = False  # whether `attend` was called since `watch`
-        self.in_round = False  # whether the pump is reading now; it checks afterwards whether it can continue
-        self.plain = False  # whether the first bytes were of the protocol itself
-        self.first: bytes | None = None  # the first bytes, if they were of TLS or WebSocket
-        self.events: Iterator[Any] | None = None  # the events left of a read that must wait
-        self.received = 0  # size of that read in bytes
+        self.in_round = False  # whether the pump reads right now, and looks afterwards whether it can go on
+        self.plain = False  # whether the first bytes were the protocol's own
+        self.first: bytes | None = None  # the first bytes, if they were not
+        self.events: Iterator[Any] | None = None  # the remaining events of a read that must wait
+        self.left: Awaitable[None] | bool = False  # what must be awaited before these: the rest of a request
+        self.received = 0  # size of that read
         self.now = 0.0  # time of that read
         self.ended = False  # whether the pump has read the end, or the last request
         self.closed = False  # whether the server has closed the socket

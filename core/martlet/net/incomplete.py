@@ -46,6 +46,9 @@ class IncompleteRequests(Generic[T]):
         self._by_origin: dict[bytes, int] = {}
         self.total = 0
 
+    def __contains__(self, owner: T) -> bool:
+        return owner in self._parts
+
     def note(self, owner: T, origin: bytes, size: int, received: int, now: float) -> None:
         """Note that *owner* now holds *size* incomplete bytes, of which *received* arrived at *now*."""
         part = self._parts.get(owner)

@@ -2,13 +2,46 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar, final
+from enum import IntEnum
+from typing import Final, Generic, Protocol, TypeVar, final
 
 import trio
 
-__all__ = ["PendingWork"]
+__all__ = ["DELIVERY_TRANSITIONS", "Delivering", "DeliveryState", "PendingWork", "set_delivery"]
 
-T = TypeVar("T")
+
+class DeliveryState(IntEnum):
+    """Whether `Handler.collect` of a peer must be called."""
+
+    IDLE = 0  # not woken
+    QUEUED = 1  # woken, and in the queue
+    QUEUED_LAST = 2  # woken by `wake_last` alone, and in the queue of those that come last
+    NO_ROOM = 3  # woken; it is queued once enough of its output has been sent
+    NO_ROOM_LAST = 4  # the same, in the queue of those that come last
+
+
+IDLE: Final = DeliveryState.IDLE
+QUEUED: Final = DeliveryState.QUEUED
+QUEUED_LAST: Final = DeliveryState.QUEUED_LAST
+NO_ROOM: Final = DeliveryState.NO_ROOM
+NO_ROOM_LAST: Final = DeliveryState.NO_ROOM_LAST
+
+DELIVERY_TRANSITIONS: Final[dict[DeliveryState, frozenset[DeliveryState]]] = {
+    IDLE: frozenset({QUEUED, QUEUED_LAST}),
+    QUEUED: frozenset({IDLE, NO_ROOM}),
+    QUEUED_LAST: frozenset({IDLE, NO_ROOM_LAST}),
+    NO_ROOM: frozenset({QUEUED}),
+    NO_ROOM_LAST: frozenset({QUEUED, QUEUED_LAST}),
+}
+
+
+class Delivering(Protocol):
+    """A peer, as the queues of woken peers see it."""
+
+    delivery: DeliveryState
+
+
+T = TypeVar("T", bound=Delivering)
 
 
 @final
@@ -60,12 +93,37 @@ class PendingWork(Generic[T]):
 
     def wake(self, peer: T) -> None:
         """Request a call of `Handler.collect` for *peer* at the end of this round or a later one."""
+        if peer.delivery is QUEUED or peer.delivery is QUEUED_LAST:
+            return
+        set_delivery(peer, QUEUED)
         self.woken.append(peer)
         if not self.in_round:
             self.due.set()
 
     def wake_last(self, peer: T) -> None:
-        """As `wake`, but after all other peers."""
+        """As `wake`, but after all other peers; ignored if *peer* was woken already."""
+        if peer.delivery is IDLE:
+            self._queue_last(peer)
+
+    def _queue_last(self, peer: T) -> None:
+        set_delivery(peer, QUEUED_LAST)
         self.woken_last.append(peer)
         if not self.in_round:
             self.due.set()
+
+    def defer(self, peer: T) -> None:
+        """Let *peer*, which was taken from its queue, wait until `resume`."""
+        set_delivery(peer, NO_ROOM if peer.delivery is QUEUED else NO_ROOM_LAST)
+
+    def resume(self, peer: T) -> None:
+        """Queue *peer*, which has room now, again if it was deferred."""
+        if peer.delivery is NO_ROOM:
+            self.wake(peer)
+        elif peer.delivery is NO_ROOM_LAST:
+            self._queue_last(peer)
+
+
+def set_delivery(peer: Delivering, delivery: DeliveryState) -> None:
+    """Change the delivery state of *peer* to *delivery*."""
+    assert delivery in DELIVERY_TRANSITIONS[peer.delivery], f"{peer.delivery!r} to {delivery!r}"
+    peer.delivery = delivery

@@ -7,26 +7,26 @@ near `ServerConfig.unsent_bytes_max`.
 import logging
 import select
 import ssl
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, Final, TypeAlias, final
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final, final
 
 import trio
 
-from martlet.contracts import Certificate, Credentials, Identity
-from martlet.errors import LocalProtocolError, MartletError, Refused, RemoteProtocolError
+from martlet.errors import LocalProtocolError, MartletError, RemoteProtocolError
 from martlet.net.complaints import Complaints
 from martlet.net.deadlines import Deadlines
 from martlet.net.event_pump import EventPump, PumpReading
 from martlet.net.incomplete import IncompleteRequests
+from martlet.net.openings import Authenticate, Openings
+from martlet.net.origins import origin_of
 from martlet.net.peer import CLOSING, LOST, ServerPeer
 from martlet.net.read_turns import ReadTurns
 from martlet.net.rounds import Rounds
-from martlet.net.transports import SocketTransport, TlsTransport
+from martlet.net.transports import SocketTransport
 from martlet.runtime.turns import Turns
 from martlet.settings import ServerConfig
 
-__all__ = ["Authenticate", "SocketReader"]
+__all__ = ["SocketReader"]
 
 log = logging.getLogger("martlet.server")
 
@@ -34,11 +34,6 @@ RECEIVE_BYTES: Final = 262144
 # Events of one peer that are handled in one turn of the event loop. An event of MQTT takes from 12 us for a ping to 100
 # us for a message outside a run, and one read can bring 131,072 pings.
 EVENTS_A_TURN: Final = 96
-HTTP_GET: Final = 0x47  # the G of GET, with which a WebSocket handshake begins
-TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
-
-
-Authenticate: TypeAlias = Callable[[Credentials], Identity]
 
 
 @final
@@ -49,7 +44,6 @@ class SocketReader:
         self, config: ServerConfig, rounds: Rounds, complaints: Complaints, authenticate: Authenticate, work: Turns
     ) -> None:
         self._config = config
-        self._authenticate = authenticate
         self._rounds = rounds
         self._complaints = complaints
         self._work = work
@@ -57,6 +51,8 @@ class SocketReader:
         self._look_bytes = config.unsent_bytes_max // 8
         self.pump: EventPump[PumpReading] | None = None  # set while the pump runs
         self.turns = ReadTurns()  # for peers that the pump does not read from
+        self.openings = Openings(authenticate, self._receive_some)
+        self._rests: dict[ServerPeer, trio.CancelScope] = {}  # of the rests of unfinished requests
         self._in_line: set[ServerPeer] = set()  # peers whose read waits until the server has done something else
         self.deadlines = Deadlines(self._deadline_passed)
         self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
@@ -84,6 +80,7 @@ class SocketReader:
         self.deadlines.forget(peer)
         self.incomplete.forget(peer)
         self._in_line.discard(peer)
+        self._rests.pop(peer, None)
 
     async def read(self, peer: ServerPeer, reading: PumpReading | None) -> bool:
         """Read until the client's side ends, or an error occurs; an error closes only this connection.
@@ -111,7 +108,8 @@ class SocketReader:
         """Finish the read at which the pump stopped; return True if the pump continues to read."""
         if reading.events is not None:
             events, reading.events = reading.events, None
-            await self._handle_remaining(peer, events, reading.received, reading.now)
+            left, reading.left = reading.left, False
+            await self._handle_remaining(peer, events, left, reading.received, reading.now)
             self._finish_read(peer, reading.received, reading.now)
             del events
             if peer.encrypted:  # since `_handle_remaining`: the pump reads plain text only
@@ -143,7 +141,9 @@ class SocketReader:
 
     async def _read(self, peer: ServerPeer, first: bytes) -> None:
         """Read in this task; *first* are the first bytes."""
-        await self._open(peer, first)
+        first = await self.openings.open(peer, first)
+        if first:
+            await self._handle_data(peer, first)
         first = b""  # otherwise every idle connection keeps its first bytes in memory
         await self._read_to_end(peer)
 
@@ -162,81 +162,12 @@ class SocketReader:
             await self._handle_data(peer, data)
             del data  # otherwise every idle connection keeps its last bytes in memory
 
-    async def _open(self, peer: ServerPeer, data: bytes) -> None:
-        """Detect from the first bytes, *data*, whether the client speaks TLS, WebSocket or the protocol itself."""
-        if not data:
-            return
-        context, websocket, is_tls = None, peer.protocol.websocket, peer.undecided and data[0] == TLS_HANDSHAKE
-        if is_tls and (context := peer.protocol.tls()) is None and peer.protocol.make_tls is not None:
-            context = await peer.protocol.make_tls()
-            if peer.state >= CLOSING:
-                return
-        if context is not None:
-            peer.wrap(self._tls_of(peer, context, data), encrypted=True)
-            if websocket is None:
-                peer.decide()
-                return
-            if not (data := await self._receive_some(peer)):
-                return
-        elif peer.protocol.tls_required:
-            peer.drop_output()
-            raise RemoteProtocolError("client speaks plain text; this port requires TLS")
-        if peer.undecided and websocket is not None and data[0] == HTTP_GET:
-            from martlet.net.websocket import (
-                WebSocketTransport,  # `martlet.app.startup` imports it once the broker is ready
-            )
-
-            peer.wrap(WebSocketTransport(peer.transport, websocket, data), encrypted=False)
-            peer.decide()
-            return
-        if peer.undecided:
-            peer.decide()
-        await self._handle_data(peer, data)
-
-    def _tls_of(self, peer: ServerPeer, context: ssl.SSLContext, first: bytes) -> TlsTransport:
-        return TlsTransport(peer.transport, context, first, partial(self._identify, peer))
-
     async def _upgrade(self, peer: ServerPeer, events: Iterator[Any]) -> None:
-        """Send the rest of the plain text, then begin TLS, as the handler has asked.
-
-        All further plain text is refused: anybody on the network may have written it, and it must not count as a
-        request of the client that TLS identifies.
-        """
-        context = peer.upgrade
-        assert context is not None
+        """Begin TLS, which the handler asked for."""
         self._in_line.discard(peer)
         self.deadlines.watch(peer)
-        more = next(events, None) is not None or peer.connection.buffered_bytes > 0
-        first = b""
-        if not more:
-            await peer.wait_plain_sent()
-            if peer.state >= LOST or not (first := await self._receive_some(peer)):
-                return
-        if more or first[0] != TLS_HANDSHAKE:
-            peer.drop_output()
-            raise RemoteProtocolError("client sent plain text where TLS had to begin")
-        peer.begin_tls(self._tls_of(peer, context, first))
-
-    def _identify(self, peer: ServerPeer, certificate: Certificate) -> None:
-        """Set the identity of *peer* from its certificate, which TLS has verified."""
-        try:
-            peer.identity = self._authenticate(certificate)
-        except Refused as refused:
-            raise RemoteProtocolError(f"certificate of {certificate.common_name!r} was refused; {refused}") from refused
-
-    def _is_plain(self, peer: ServerPeer, data: bytes) -> bool:
-        """Return whether *data*, the first bytes of *peer*, is plain text of the protocol; if so, release the peer's
-        output.
-        """
-        if not peer.undecided:
-            return True
-        protocol = peer.protocol
-        if data[0] == TLS_HANDSHAKE and protocol.takes_tls:
-            return False
-        if protocol.tls_required or (protocol.websocket is not None and data[0] == HTTP_GET):
-            return False
-        peer.decide()
-        return True
+        has_more = next(events, None) is not None or peer.connection.buffered_bytes > 0
+        await self.openings.upgrade(peer, has_more=has_more)
 
     async def _receive_some(self, peer: ServerPeer) -> bytes:
         """Return the next bytes from the transport; empty at the end."""
@@ -284,7 +215,7 @@ class SocketReader:
                 return
             if not data or peer.state >= CLOSING:
                 reading.ended = True
-            elif reading.plain or self._is_plain(peer, data):
+            elif reading.plain or self.openings.is_plain(peer, data):
                 reading.plain = True
                 self._take_now(reading, data)
             else:
@@ -306,10 +237,11 @@ class SocketReader:
         peer.protocol.traffic.bytes_in += len(data)
         peer.connection.receive_data(data, now)
         events = iter(peer.connection.events())
-        if self._handle(peer, events):
+        left = self._handle(peer, events)
+        if left is True:
             self._finish_read(peer, len(data), now)
         else:
-            reading.events, reading.received, reading.now = events, len(data), now
+            reading.events, reading.left, reading.received, reading.now = events, left, len(data), now
 
     def _finish_read(self, peer: ServerPeer, received: int, now: float) -> None:
         """Finish a read of *received* bytes, whose complete requests have all been handled."""
@@ -324,25 +256,27 @@ class SocketReader:
         try:
             peer.connection.receive_data(data, now)
             events = iter(peer.connection.events())
-            done = self._handle(peer, events)
+            left = self._handle(peer, events)
         finally:
             self._rounds.end()
-        if not done:
+        if left is not True:
             self.turns.had_large = True
-            await self._handle_remaining(peer, events, len(data), now)
+            await self._handle_remaining(peer, events, left, len(data), now)
         self._finish_read(peer, len(data), now)
         if peer.over:
             await peer.wait_room()
 
-    def _handle(self, peer: ServerPeer, events: Iterator[Any]) -> bool:
-        """Handle *events*; return False if the peer must wait, or has used up its share of the turn."""
+    def _handle(self, peer: ServerPeer, events: Iterator[Any]) -> Awaitable[None] | bool:
+        """Handle *events*; return True if all were handled, or else what must be awaited before the next one.
+
+        That is the rest of a request, or False for room in the output, TLS, or the turn of others.
+        """
         handle, left = peer.handler.handle, EVENTS_A_TURN
         for event in events:
             rest = handle(event)
             if rest is not None:
-                peer.rest = rest
-                return False
-            if peer.batch_bytes > self._look_bytes and peer.over:
+                return rest
+            if peer.answers is not None and peer.answers.size > self._look_bytes and peer.over:
                 return False
             if peer.stops:
                 if peer.state >= CLOSING:
@@ -353,14 +287,16 @@ class SocketReader:
                 return False
         return True
 
-    async def _handle_remaining(self, peer: ServerPeer, events: Iterator[Any], received: int, now: float) -> None:
-        """Wait for the rest of a request or for room in the output, and handle the remaining *events*."""
-        done = False
+    async def _handle_remaining(
+        self, peer: ServerPeer, events: Iterator[Any], left: Awaitable[None] | bool, received: int, now: float
+    ) -> None:
+        """Wait for what `_handle` has *left*, and handle the remaining *events*."""
         self._in_line.add(peer)
         try:
-            while not done:
-                if peer.rest is not None:
-                    await self._wait_unfinished(peer)
+            while left is not True:
+                rest, left = left, False
+                if rest is not False:
+                    await self._wait_unfinished(peer, rest)
                 elif peer.upgrade is not None:
                     await self._upgrade(peer, events)
                     return
@@ -375,7 +311,7 @@ class SocketReader:
                     continue
                 self._rounds.begin()
                 try:
-                    done = self._handle(peer, events)
+                    left = self._handle(peer, events)
                 finally:
                     self._rounds.end()
         finally:
@@ -388,33 +324,37 @@ class SocketReader:
         await peer.wait_room()
         self._in_line.add(peer)
 
-    async def _wait_unfinished(self, peer: ServerPeer) -> None:
+    async def _wait_unfinished(self, peer: ServerPeer, rest: Awaitable[None]) -> None:
         """Wait for the unfinished part of a request; earlier answers are sent, later requests of this peer wait."""
-        rest, peer.rest = peer.rest, None
-        assert rest is not None
-        scope = peer.rest_scope = trio.CancelScope()
+        scope = self._rests[peer] = trio.CancelScope()
         if peer.state >= LOST:
             scope.cancel()
         with scope:
             await rest
-        peer.rest_scope = None
+        del self._rests[peer]
+
+    def cancel_rest(self, peer: ServerPeer) -> None:
+        """Cancel the unfinished request of *peer*, which is lost."""
+        scope = self._rests.get(peer)
+        if scope is not None:
+            scope.cancel()
 
     def _note_incomplete(self, peer: ServerPeer, received: int, now: float) -> None:
         """Update the incomplete bytes of *peer*; if a limit is exceeded, close the slowest peers."""
-        size = peer.connection.buffered_bytes
-        if not size and not peer.incomplete:
+        size, requests = peer.connection.buffered_bytes, self.incomplete
+        if not size and (not requests.total or peer not in requests):
             return
-        peer.incomplete = size > 0
-        requests = self.incomplete
-        requests.note(peer, peer.origin, size, received, now)
-        if requests.over(peer.origin):
+        origin = origin_of(peer.host)
+        requests.note(peer, origin, size, received, now)
+        if requests.over(origin):
             self._close_slow(peer)
 
     def _close_slow(self, peer: ServerPeer) -> None:
         """Close the connections with the oldest incomplete requests, because *peer* exceeded a limit."""
         requests, config = self.incomplete, self._config
-        held, held_here = requests.total, requests.held_by(peer.origin)
-        slow = requests.give_way(peer.origin)
+        origin = origin_of(peer.host)
+        held, held_here = requests.total, requests.held_by(origin)
+        slow = requests.give_way(origin)
         self.incomplete_closed += len(slow)
         self._complaints.warn(
             "%d connections closed because they sent requests most slowly, %s first; incomplete requests used "
@@ -433,7 +373,7 @@ class SocketReader:
 
     def _deadline_passed(self, peer: ServerPeer, now: float) -> None:
         """Let the connection of *peer* handle its deadline, if the deadline has really passed."""
-        if peer.state >= CLOSING or peer.rest_scope is not None or peer in self._in_line:  # watched again later
+        if peer.state >= CLOSING or peer in self._rests or peer in self._in_line:  # watched again after that
             return
         self._rounds.begin()
         try:

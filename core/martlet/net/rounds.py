@@ -15,8 +15,8 @@ from typing import Final, final
 import trio
 
 from martlet.errors import MartletError, Refused
-from martlet.net.peer import CLOSING, IDLE, NO_ROOM, ServerPeer
-from martlet.net.pending import PendingWork
+from martlet.net.peer import CLOSED, CLOSING, ServerPeer
+from martlet.net.pending import IDLE, PendingWork, set_delivery
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Store
@@ -118,12 +118,16 @@ class Rounds:
         """Replace the answers of this round that acknowledge records beyond *written* by refusals, or close their
         peers.
         """
-        wrong = [peer for peer in self._pending.touched if peer.hold_position > written]
-        for peer in wrong:
-            if isinstance(error, Refused) and peer.refuse_batch(written, error):
+        touched = ((peer, peer.answers) for peer in self._pending.touched)
+        wrong = [
+            (peer, answers) for peer, answers in touched if answers is not None and answers.hold_position > written
+        ]
+        for peer, answers in wrong:
+            if isinstance(error, Refused) and answers.refuse(written, error, peer.handler.refuse):
                 continue
             log.error("%s closed and its answers dropped; %s", peer.shown, error)
-            peer.cut_batch(written)
+            answers.cut(written)
+            peer.output.note_progress()
             if isinstance(error, Refused):
                 peer.send(peer.connection.farewell(error))
             peer.close(str(error))
@@ -133,20 +137,44 @@ class Rounds:
     def _queue_output(self) -> None:
         """Send the answers of this round, or hold them."""
         pending = self._pending
-        limit = self._config.unsent_bytes_max
         while pending.touched:
             peers, pending.touched = pending.touched, []
             readable, committed = self.readable, self.committed
             for peer in peers:
-                sent = peer.batch_bytes
-                had_room = peer.out_bytes + peer.held_bytes <= limit
-                peer.queue_output(readable, committed)
-                if sent and not had_room:
-                    self._check_pushed(peer)
+                self._queue(peer, readable, committed)
+
+    def queue_output(self, peer: ServerPeer) -> None:
+        """Send the answers of *peer* in this round, or hold them."""
+        self._queue(peer, self.readable, self.committed)
+
+    def _queue(self, peer: ServerPeer, readable: int, committed: int) -> None:
+        """Send the answers of *peer* in this round, or hold those that depend on the log beyond *readable*.
+
+        Answers that wait for `NEXT_COMMIT` wait for *committed*, the current end of the log.
+        """
+        answers, peer.answers = peer.answers, None
+        if peer.state is CLOSED:
+            return
+        output = peer.output
+        if answers is not None and answers.pieces:
+            position = committed if answers.hold_position == NEXT_COMMIT else answers.hold_position
+            unsent = output.unsent_bytes
+            if position > readable:
+                output.hold(answers, position)
+                self._pending.held[peer] = None
+                self._pending.want_durable(position)
+            else:
+                output.add(answers)
+            if unsent > self._config.unsent_bytes_max:
+                self._check_pushed(peer)
+        if output.ready and not output.draining:
+            peer.push()
+        elif output.blocked:
+            peer.shared.blocked(peer)
 
     def _check_pushed(self, peer: ServerPeer) -> None:
         """Close *peer* if other clients have queued far too much output for it while it had no room."""
-        waiting = peer.out_bytes + peer.held_bytes
+        waiting = peer.output.unsent_bytes
         if waiting > PUSHED_MOST * self._config.unsent_bytes_max:
             peer.lose(TimeoutError(f"{waiting} bytes are queued for it and it does not read them"))
 
@@ -168,13 +196,13 @@ class Rounds:
         for left in reversed(range(count)):
             peer = woken.popleft()
             if peer.state >= CLOSING:
-                peer.set_delivery(IDLE)
-            elif peer.draining or peer.over:
-                peer.set_delivery(NO_ROOM)
+                set_delivery(peer, IDLE)
+            elif peer.output.draining or peer.over:
+                self._pending.defer(peer)
             else:
-                before = peer.batch_bytes
+                before = peer.answers.size if peer.answers is not None else 0
                 self._collect(peer, collected)
-                collected += peer.batch_bytes - before
+                collected += (peer.answers.size if peer.answers is not None else 0) - before
                 if left and self._clock() >= ends:
                     break
         self._commit()
@@ -184,7 +212,7 @@ class Rounds:
         """Call `Handler.collect` of *peer*; *collected* is the number of bytes that others have collected in this
         round.
         """
-        peer.set_delivery(IDLE)
+        set_delivery(peer, IDLE)
         config = self._config
         full = self._pending.unsent_bytes + collected > config.unsent_total_bytes_max
         try:
@@ -214,14 +242,20 @@ class Rounds:
         pending.releasing = False
         left = RELEASES_A_ROUND
         for peer in list(pending.held):
-            if peer.held_position > readable:
+            if peer.output.held_position > readable:
                 continue
             if not left:
                 pending.releasing = True
                 return
             left -= 1
-            if peer.release(readable):
+            if peer.output.release(readable):
                 pending.held.pop(peer, None)
+            if peer.output.ready and not peer.output.draining:
+                peer.push()
+            elif peer.output.blocked:
+                peer.shared.blocked(peer)
+            if peer.delivery is not IDLE and not peer.output.draining:
+                pending.resume(peer)
 
     async def run(self) -> None:
         """End rounds of work outside of socket reads, and continue rounds with too many woken peers."""

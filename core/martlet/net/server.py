@@ -14,17 +14,18 @@ from typing import Any, Final, final
 
 import trio
 
-from martlet.contracts import Identity, Protocol, Traffic
+from martlet.contracts import Handler, Identity, Protocol, Traffic
 from martlet.errors import AddressUnavailable, ConfigError
 from martlet.net.addresses import pack_host, plain_host, show_address, split_listen
 from martlet.net.complaints import Complaints
 from martlet.net.event_pump import PumpReading
 from martlet.net.lingering import LingeringSockets
+from martlet.net.openings import Authenticate
 from martlet.net.origins import Origins, origin_of
-from martlet.net.peer import CLOSED, CLOSING, READ_ENDED, ServerPeer
+from martlet.net.peer import CLOSED, CLOSING, FAREWELL_S, READ_ENDED, ServerPeer, Shared
 from martlet.net.pending import PendingWork
 from martlet.net.read_turns import ENDS_A_TURN, ReadTurns
-from martlet.net.reader import Authenticate, SocketReader
+from martlet.net.reader import SocketReader
 from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, Transport
 from martlet.runtime.stats import Stats
@@ -79,7 +80,7 @@ class Server:
         self._attended: set[ServerPeer] = set()  # peers with a task
         self._has_stopped = False
         self._origins: Origins[ServerPeer] = Origins()
-        self._nursery: trio.Nursery | None = None
+        self._shared: Shared | None = None  # set while it runs
         self._listeners: list[socket.socket] = []
         self._traffic: dict[Traffic, None] = {}  # the traffic of each protocol that has had a peer
         stats.add("server", self.statistics)
@@ -120,7 +121,14 @@ class Server:
         """Accept and serve until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self._shared = Shared(
+                    self.pending,
+                    self.config,
+                    nursery,
+                    introduced=self._log_introduced,
+                    blocked=self._reader.openings.watch,
+                    lost=self._reader.cancel_rest,
+                )
                 nursery.start_soon(self._end_unattended)
                 await nursery.start(self._reader.run_pump)
                 await nursery.start(self._lingering.run)
@@ -214,18 +222,17 @@ class Server:
 
     def serve(self, protocol: Protocol, transport: Transport, address: str, host: bytes) -> None:
         """Serve one connection over *transport* until it closes."""
-        assert self._nursery is not None
+        assert self._shared is not None
         self._accepted += 1
         try:
-            peer = ServerPeer(protocol, transport, address, host, self.pending, self.config, self._nursery)
+            peer = ServerPeer(protocol, transport, address, host, self._shared)
         except Exception:  # a bug in the protocol must cost only this connection
             log.exception("%s %s closed because of a bug", protocol.name, address)
             transport.close()
             return
-        peer.on_introduced = self._log_introduced
         self._peers[peer] = None
         self._traffic[protocol.traffic] = None
-        self._origins.add(peer, peer.origin)
+        self._origins.add(peer, origin_of(host))
         log.debug("%s connected to %s", address, protocol.name)
         try:
             is_read = self._reader.begin(peer, self._attend)
@@ -256,15 +263,14 @@ class Server:
         task.
         """
         peer = reading.peer
-        if reading.ended and reading.events is None and peer.idle and not peer.is_working:
+        if reading.ended and reading.events is None and peer.idle and not peer.slow_requests:
             self._finish(peer)
         elif peer.state is not CLOSED:
             self._start(peer, reading)
 
     def _start(self, peer: ServerPeer, reading: PumpReading | None) -> None:
-        assert self._nursery is not None
         self._attended.add(peer)
-        self._nursery.start_soon(self._live, peer, reading)
+        peer.shared.nursery.start_soon(self._live, peer, reading)
 
     async def _live(self, peer: ServerPeer, reading: PumpReading | None) -> None:
         """Serve one connection in a task until the pump can read from it, or to its end."""
@@ -284,8 +290,8 @@ class Server:
         peer.end_reading()
         half_closed = peer.state is READ_ENDED
         try:
-            peer.queue_output(self._rounds.readable, self._rounds.committed)
-            await peer.wait_farewell(slow_work=half_closed)
+            self._rounds.queue_output(peer)
+            await peer.wait_idle(FAREWELL_S, slow_work=half_closed)
         finally:
             self._finish(peer)
 
@@ -298,11 +304,9 @@ class Server:
             self._log_departed(peer)
         self._peers.pop(peer, None)
         self._attended.discard(peer)
-        self._origins.remove(peer, peer.origin)
+        self._origins.remove(peer, origin_of(peer.host))
         self._reader.forget(peer)
-        peer.end()
-        self._tell_closed(peer)
-        peer.drop_handler()
+        self._tell_closed(peer, peer.end())
         log.debug("%s disconnected from %s; %s", peer.address, peer.protocol.name, peer.reason or "client closed")
 
     async def _end_unattended(self) -> None:
@@ -315,9 +319,9 @@ class Server:
                 if peer not in self._attended:  # `Handler.closed` of another peer may have closed it
                     self._finish(peer)
 
-    def _tell_closed(self, peer: ServerPeer) -> None:
+    def _tell_closed(self, peer: ServerPeer, handler: Handler) -> None:
         try:
-            peer.handler.closed(peer.reason)
+            handler.closed(peer.reason)
         except Exception:  # a bug in the protocol must not leak the connection
             log.exception("%s %s failed while closing because of a bug", peer.protocol.name, peer.address)
 
