@@ -197,7 +197,7 @@ async def with_retention() -> tuple[FakeDisk, int]:
             nonlocal removed
             while f"{TARGET}/config/topics.json" not in disk.files:  # noqa: ASYNC110 - virtual time
                 await trio.sleep(0.001)
-            await live.broker.projections.release(store.segments.items[1].end)
+            await live.broker.projections.keeper.release(store.segments.items[1].end)
             for _ in range(2):
                 first = store.segments.remove_first()
                 removed = first.end

@@ -43,7 +43,7 @@ async def applied(mqtt: MqttBroker) -> None:
 async def remove_old_segments(mqtt: MqttBroker, disk: FakeDisk) -> int:
     """Have retention remove all segments but the last; return where the log begins then."""
     store = mqtt.broker.store
-    await mqtt.broker.projections.release(store.segments.items[-2].end)
+    await mqtt.broker.projections.keeper.release(store.segments.items[-2].end)
     await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = 0.95
     for _ in range(5):  # ten segments each

@@ -263,7 +263,7 @@ async def test_the_number_is_stored_only_when_it_is_needed() -> None:
         await fill(mqtt, count=20)
         await leave_session(mqtt, "new", "#")
         await fill(mqtt, count=1)
-        await mqtt.broker.projections.release(mqtt.broker.store.segments.items[0].end)
+        await mqtt.broker.projections.keeper.release(mqtt.broker.store.segments.items[0].end)
         await applied(mqtt)
         assert table.position("mqtt old")[1]
         assert not table.position("mqtt new")[1]

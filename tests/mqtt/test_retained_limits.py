@@ -95,7 +95,7 @@ async def test_the_count_is_that_of_what_is_there(tmp_path: Path, seed: int) -> 
                 sizes[name] = size + properties_bytes(name) if size else 0
             present = {name: size for name, size in sizes.items() if size}
             assert counted(mqtt) == (len(present), sum(present.values()))
-            await mqtt.broker.projections.release(mqtt.broker.store.readable)
+            await mqtt.broker.projections.keeper.release(mqtt.broker.store.readable)
             await mqtt.settle()
             assert counted(mqtt) == (len(present), sum(present.values()))
 

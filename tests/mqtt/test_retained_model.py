@@ -80,7 +80,7 @@ class Model:
         if len(store.segments.items) < 2:
             return
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(mqtt.broker.projections.release, store.segments.items[-2].end)
+            nursery.start_soon(mqtt.broker.projections.keeper.release, store.segments.items[-2].end)
             for _ in range(self.chance.randrange(4)):
                 await trio.lowlevel.checkpoint()
                 self.append(mqtt)

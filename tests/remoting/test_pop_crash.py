@@ -101,7 +101,7 @@ class Workload(power_cuts.Workload):
             if action != "commit":
                 await self.make_durable(broker)
             if action == "save":
-                await broker.projections._save(broker.projections._driven[0])
+                await broker.projections.snapshots.write(broker.projections._driven[0])
         elif self.held:
             self.settle(client, action)
 

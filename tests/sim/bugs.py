@@ -26,8 +26,10 @@ from martlet.net.output import Output
 from martlet.net.peer import ServerPeer
 from martlet.net.rounds import Rounds
 from martlet.records.layout import GROUP_MASK, RecordView
+from martlet.state.driven import Driven
 from martlet.state.journal import NEXT_COMMIT
-from martlet.state.projections import Driven, Projections
+from martlet.state.keeper import RecordKeeper
+from martlet.state.restoration import Restoration
 from martlet.store import Queue, Store
 from martlet.store.append.committer import Committer
 from martlet.store.append.flusher import Flusher
@@ -469,7 +471,7 @@ def _skip_entry(right: Any) -> Any:
 def _continue_late(right: Any) -> Any:
     """A projection that was restored from a snapshot misses the next message of each queue."""
 
-    def continue_from(self: Projections, driven: Driven, *args: Any) -> None:
+    def continue_from(self: Restoration, driven: Driven, *args: Any) -> None:
         right(self, driven, *args)
         for cursor in driven.order.cursors.values():
             cursor.offset += 1
@@ -631,7 +633,7 @@ def _recall_nothing(right: Any) -> Any:
 def _no_keeper(right: Any) -> Any:
     """Retention removes what projections need."""
 
-    async def release(self: Projections, end: int) -> None:
+    async def release(self: RecordKeeper, end: int) -> None:
         self.released = end
 
     return release
@@ -682,7 +684,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         first=20,
     ),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
-    bug("projection restored and continued too late", (Projections, "_continue_from", _continue_late)),
+    bug("projection restored and continued too late", (Restoration, "_continue_from", _continue_late)),
     bug(
         "half a group kept",
         *((scan, "whole_group", _keep_half_groups), (atomic, "may_begin_at", _always)),
@@ -718,7 +720,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("acknowledged messages return after a start", (GroupJournalWriter, "ack", _ignored)),
     bug(
         "retention removes what is needed",
-        (Projections, "release", _no_keeper),
+        (RecordKeeper, "release", _no_keeper),
         delayers=2,
         transactors=2,
         script=crowded_disks,

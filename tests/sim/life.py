@@ -100,7 +100,7 @@ class Life:
         followed = [f"topic-{number}" for number in range(world.plan.topics)]
         self.ledger = Ledger(followed, broker.journal(JOURNAL).topic)
         broker.projections.add("ledger", self.ledger)
-        broker.projections._snapshot_bytes = SNAPSHOT_BYTES
+        broker.projections.snapshots._snapshot_bytes = SNAPSHOT_BYTES
         self.store = store
         self.readable = store.readable
 

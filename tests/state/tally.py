@@ -149,7 +149,7 @@ async def retire(running: Running, disk: FakeDisk) -> None:
     for driven in running.projections._driven:
         await running.projections._catch_up(driven)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(running.projections.release, store.segments.items[-2].end)
+        nursery.start_soon(running.projections.keeper.release, store.segments.items[-2].end)
         await wait_all_tasks_blocked()
         await store.flusher.flush()
     await store.upkeep.checkpointer.checkpoint()

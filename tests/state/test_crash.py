@@ -63,7 +63,7 @@ class Workload(power_cuts.Workload):
         elif roll < 0.95:
             store.committer.commit()
             await store.flusher.flush()
-            await running.projections._save(running.projections._driven[0])
+            await running.projections.snapshots.write(running.projections._driven[0])
         elif roll < 0.99 and len(store.segments.items) > 2:
             await retire(running, self.disk)
         elif self.sent > 20 and not self.deleting:

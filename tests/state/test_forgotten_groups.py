@@ -128,7 +128,7 @@ async def tell(order: tuple[str, ...], gaps: tuple[int, ...], end: str, *, at_on
             await check(broker, story.wanted)
             return
         if end == "snapshot":
-            await broker.projections._save(broker.projections._driven[0])
+            await broker.projections.snapshots.write(broker.projections._driven[0])
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
     async with broker_on(disk if end == "restart" else killed) as broker:
         await check(broker, story.wanted)

@@ -125,7 +125,7 @@ class Workload(power_cuts.Workload):
             self.durable_published = self.published
             self.began_durably = True
         if action == "save":
-            await broker.projections._save(broker.projections._driven[0])
+            await broker.projections.snapshots.write(broker.projections._driven[0])
 
     def settle(self, broker: Broker, member: Member, action: str) -> None:
         shared_group = member.group

@@ -164,7 +164,7 @@ class Story:
             broker.shared_groups.upkeep._rung.set()
             await wait_all_tasks_blocked()
         elif action == "save":
-            await broker.projections._save(broker.projections._driven[0])
+            await broker.projections.snapshots.write(broker.projections._driven[0])
         elif action == "roll":
             with suppress(Refused):  # while notes are not applied
                 finish_now(broker.shared_groups.state.roll(0, broker.store.readable))

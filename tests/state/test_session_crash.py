@@ -135,7 +135,7 @@ class Workload(power_cuts.Workload):
         self.possible = {name: [self.last[name]] for name in NAMES}
         if action == "save":
             (driven,) = (each for each in broker.projections._driven if each.name == "sessions")
-            await broker.projections._save(driven)
+            await broker.projections.snapshots.write(driven)
         elif action == "retire" and len(broker.store.segments.items) > 2:
             await self.retire(broker)
 
@@ -148,7 +148,7 @@ class Workload(power_cuts.Workload):
         finish_now(broker.sessions.table.roll(0, end))
         store.committer.commit()
         await store.flusher.flush()
-        broker.projections.released = end
+        broker.projections.keeper.released = end
         await store.upkeep.checkpointer.checkpoint()
         self.disk.used_ratio = 0.99
         store.upkeep.retention.look()

@@ -87,7 +87,7 @@ class History:
 
     async def _save(self, running: Running) -> None:
         driven = running.projections._driven[0]
-        await running.projections._save(driven)
+        await running.projections.snapshots.write(driven)
 
     async def _keep(self, stop: str, disk: FakeDisk) -> None:
         """Remember *disk*, and what its log says."""

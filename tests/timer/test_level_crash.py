@@ -94,7 +94,7 @@ class Moving(Workload):
             assert broker.store.first_position == 8192
 
     async def remove_first_segment(self, broker: Broker) -> None:
-        await broker.projections.release(8192)
+        await broker.projections.keeper.release(8192)
         self.disk.used_ratio = 0.9
         broker.store.upkeep.retention.look()
         self.disk.used_ratio = 0.1

@@ -121,7 +121,7 @@ async def test_delivered_messages_stay_delivered_when_their_newest_note_is_remov
         def release(name: str) -> None:
             if running.plugin.level_delivery._rounds.are_waiting and not is_released.is_set():
                 is_released.set()
-                running.serving.nursery.start_soon(projections.release, 8192)
+                running.serving.nursery.start_soon(projections.keeper.release, 8192)
 
         running.send("second")
         is_released = trio.Event()
@@ -130,7 +130,7 @@ async def test_delivered_messages_stay_delivered_when_their_newest_note_is_remov
         await trio.sleep(0.1)
         assert is_released.is_set()
         disk.on_change = None
-        assert projections.released == 8192
+        assert projections.keeper.released == 8192
         left = disk.after_power_cut(Cut.KILLED, Random(1))
     async with delays(left, clock, levels="1s 1h", **SMALL) as running:
         await trio.sleep(10)
@@ -167,8 +167,8 @@ async def test_retention_waits_for_a_disk_that_cannot_be_written_and_nothing_is_
         with pytest.raises(Refused, match="full"):
             fill(running, 200)
         with trio.fail_after(20):
-            await running.broker.projections.release(8192)
-        assert running.broker.projections.released == 0
+            await running.broker.projections.keeper.release(8192)
+        assert running.broker.projections.keeper.released == 0
         assert "messages of the delay levels cannot be moved now" in caplog.text
         disk.free_bytes = None
         await trio.sleep(5)

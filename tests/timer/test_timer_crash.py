@@ -141,7 +141,7 @@ class Workload(power_cuts.Workload):
         self._unflushed = []
         if action == "save":
             (driven,) = (each for each in made.broker.projections._driven if each.name == "timers")
-            await made.broker.projections._save(driven)
+            await made.broker.projections.snapshots.write(driven)
         elif action == "retire" and len(store.segments.items) > 2:
             await self.retire(made)
 
@@ -154,7 +154,7 @@ class Workload(power_cuts.Workload):
         await made.broker.turns.finish(made.plugin.timers.roll(0, end))
         store.committer.commit()
         await flush(made)
-        made.broker.projections.released = end
+        made.broker.projections.keeper.released = end
         await store.upkeep.checkpointer.checkpoint()
         self.disk.used_ratio = 0.99
         store.upkeep.retention.look()

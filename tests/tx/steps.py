@@ -91,7 +91,7 @@ class Work(Workload):
             self.durable_sent, self.durable_ended = sent, ended
         if name == "save":
             for driven in found.broker.projections._driven:
-                await found.broker.projections._save(driven)
+                await found.broker.projections.snapshots.write(driven)
 
     async def halves(self, topic: str) -> list[HalfMessage]:
         """Return every readable half message in *topic*, whether its transaction has ended or not."""

@@ -82,7 +82,7 @@ class Work(Workload):
             await found.do(lambda: found.broker.turns.finish(found.state.roll(0, found.store.appended)))
         elif name == "save":
             for driven in found.broker.projections._driven:
-                await found.broker.projections._save(driven)
+                await found.broker.projections.snapshots.write(driven)
 
     async def begin(self, found: Sink) -> None:
         self.asked_epoch = self.epoch + 1

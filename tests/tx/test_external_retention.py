@@ -26,7 +26,7 @@ async def fill(found: Sink, count: int = 60) -> None:
 async def retire(found: Sink, disk: FakeDisk) -> None:
     """Remove all segments but the active one, as retention does on a disk that is nearly full."""
     store = found.store
-    await found.do(lambda: found.broker.projections.release(store.segments.items[-2].end))
+    await found.do(lambda: found.broker.projections.keeper.release(store.segments.items[-2].end))
     await found.settle()
     await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = 0.95

@@ -102,7 +102,7 @@ class Kept(Workload):
 async def retire(found: Sellers, disk: FakeDisk) -> None:
     """Remove all segments but the active one, as retention does on a disk that is nearly full."""
     store = found.store
-    await flushing(found, partial(found.broker.projections.release, store.segments.items[-2].end))
+    await flushing(found, partial(found.broker.projections.keeper.release, store.segments.items[-2].end))
     await found.settle()
     await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = 0.95

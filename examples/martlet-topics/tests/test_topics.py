@@ -417,7 +417,7 @@ async def test_a_session_that_slept_while_retention_went_by_is_told_of_the_gap(t
         broker_store = topics.broker.store
         await topics.settle()
         end = broker_store.segments.items[-2].end
-        await topics.broker.projections.release(end)
+        await topics.broker.projections.keeper.release(end)
         await broker_store.upkeep.checkpointer.checkpoint()
         disk.used_ratio = 0.99
         broker_store.upkeep.retention.look()
