@@ -185,7 +185,7 @@ def fill(broker: Broker, clock: ManualClock, groups: int) -> None:
         group = f"g{number}"
         broker.groups.update(Group(group))
         for queue_id in range(QUEUES_COMMITTED):
-            broker.groups.commit(group, "T", queue_id, number)
+            broker.groups.offsets.commit(group, "T", queue_id, number)
     properties = encode_properties({"KEYS": "common"})
     broker.publish(Message("T", b"x", properties, queue_id=0))
     clock.ms += 60_000
@@ -261,7 +261,7 @@ async def measure_save(broker: Broker) -> Probe:
         nursery.start_soon(probe.run)
         await trio.sleep(0.1)
         probe.real = 0.0
-        for table in (broker.topics.table, broker.groups.table, broker.groups.offsets_table):
+        for table in (broker.topics.table, broker.groups.table, broker.groups.offsets.table):
             table.dirty = True
         begin = time.perf_counter()
         await saving._try_to_save(broker, offsets=True)

@@ -385,7 +385,8 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.sessions.sessions",
         ("Sessions: find is_settled wait_settled changes_without_client",),
     ),
-    Chapter("Groups", "martlet.tables.groups", ("Groups: get ensure reader offset commit", "check_group_name")),
+    Chapter("Groups", "martlet.tables.groups", ("Groups: get ensure reader", "check_group_name")),
+    Chapter("Committed offsets", "martlet.tables.offsets", ("CommittedOffsets: get commit",)),
     Chapter(
         "Errors",
         "martlet.errors",

@@ -107,7 +107,7 @@ class Broker:
         self.sessions.writer.is_current = lambda: self.projections.has_applied(self.sessions.table)
         self.sessions.writer.wait_current = lambda: self.projections.wait_applied(self.sessions.table)
         self.draining = Draining(store, topics, groups, self.shared_groups.progress, self.sessions, self.turns)
-        for table in (topics.table, groups.table, groups.offsets_table, groups.light_offsets_table):
+        for table in (topics.table, groups.table, groups.offsets.table, groups.offsets.light_table):
             self.tables.register(table)
         stats.add("broker", self.statistics)
         stats.add("turns", self.turns.statistics)
@@ -123,9 +123,9 @@ class Broker:
         plugin.
         """
         self.routers = tuple(routers)
-        if routers and not self.groups.keeps_light_offsets:
-            self.groups.keeps_light_offsets = True
-            self.groups.offsets_changed()
+        if routers and not self.groups.offsets.keeps_light:
+            self.groups.offsets.keeps_light = True
+            self.groups.offsets.note_changed()
         self.store.writer.light_queues = bool(routers)
         self._routing = Stages([(name, Stage(self._route, each.properties, each.sys_flag)) for name, each in routers])
         self.stages = Stages([*stages, ("", self._last_stage())] if routers else stages)

@@ -102,16 +102,16 @@ class Draining:
     def _begin_groups(self, topic: Topic, added: range) -> Iterator[None]:
         """Commit the first offset of each group of *topic* in the *added* queues, one offset at a time."""
         groups, name = self._groups, topic.name
-        for group in groups.groups_of(name):
+        for group in groups.offsets.groups_of(name):
             try:
-                groups.check_may_commit(group, name, added)
+                groups.offsets.check_may_commit(group, name, added)
             except Refused as refused:
                 log.warning("new queues of topic %s: group %s begins where its client wants; %s", name, group, refused)
                 continue
             for queue_id in added:
-                if groups.get(group) is not None and groups.offset(group, name, queue_id) < 0:
+                if groups.get(group) is not None and groups.offsets.get(group, name, queue_id) < 0:
                     queue = self._store.queues.find(name, queue_id)
-                    groups.commit(group, name, queue_id, topic.beginning_of(queue) if queue is not None else 0)
+                    groups.offsets.commit(group, name, queue_id, topic.beginning_of(queue) if queue is not None else 0)
                 yield
 
     # ---- fewer queues
@@ -197,9 +197,9 @@ class Draining:
     def _groups_at(self, topic: Topic, queues: Sequence[Queue]) -> Iterator[tuple[str, dict[Queue, int]]]:
         """Yield each group that reads *topic* by its queues, with its next offset in each of *queues*."""
         groups, progress, name = self._groups, self._progress, topic.name
-        for group in groups.groups_of(name):
+        for group in groups.offsets.groups_of(name):
             if groups.get(group) is not None:
-                offsets = groups.committed(group, name)
+                offsets = groups.offsets.committed(group, name)
                 yield f"group {group}", {queue: offsets.get(queue.queue_id, 0) for queue in queues}
         for scope, group in progress.groups_on(name):
             lows = {queue: progress.low_of(scope, group, queue) for queue in queues}

@@ -76,20 +76,20 @@ async def test_a_grant_for_one_topic_changes_no_other() -> None:
     async with broker_in_memory() as broker:
         for name in ("T", "U"):
             broker.topics.ensure(name, 2)
-            broker.groups.commit("G", name, 0, 1)
+            broker.groups.offsets.commit("G", name, 0, 1)
         grant = broker.gate(ANONYMOUS).manage("T")
         assert grant.update(4, 4).read_queues == 4
         assert grant.delete()
         assert not grant.delete()
         assert [topic.name for topic in broker.topics if topic.name in "TU"] == ["U"]
-        assert broker.groups.topics_of("G") == ["U"]
+        assert broker.groups.offsets.topics_of("G") == ["U"]
 
 
 async def test_a_grant_for_one_group_changes_no_other() -> None:
     async with broker_in_memory() as broker:
         for name in ("G", "H"):
             broker.groups.ensure(name)
-            broker.groups.commit(name, "T", 0, 1)
+            broker.groups.offsets.commit(name, "T", 0, 1)
         grant = broker.gate(ANONYMOUS).manage_group("G")
         with pytest.raises(Refused, match="permission is for group 'G'") as caught:
             grant.update(Group("H", consume_enable=False))
@@ -97,7 +97,10 @@ async def test_a_grant_for_one_group_changes_no_other() -> None:
         grant.commit("T", {0: 5})
         grant.reset("T", {1: 7})
         grant.set_forbidden("T", readable=False)
-        assert (broker.groups.committed("G", "T"), broker.groups.committed("H", "T")) == ({0: 5, 1: 7}, {0: 1})
+        assert (broker.groups.offsets.committed("G", "T"), broker.groups.offsets.committed("H", "T")) == (
+            {0: 5, 1: 7},
+            {0: 1},
+        )
         assert not broker.groups.is_forbidden("H", "T")
         grant.delete(clean_offsets=True)
         held = broker.groups.get("H")

@@ -199,8 +199,8 @@ class Served:
             len(broker.sessions),
             sorted(broker.groups.names()),
             [topic.as_json() for topic in broker.topics],
-            broker.groups.committed("G", "t"),
-            broker.groups.pending_reset("G", "t", 0),
+            broker.groups.offsets.committed("G", "t"),
+            broker.groups.offsets.pending_reset("G", "t", 0),
         ]
 
 

@@ -45,7 +45,7 @@ def commit(broker: Broker, offset: int) -> None:
     """Create topic t and group G, and commit *offset*."""
     broker.topics.ensure("t", 1)
     broker.groups.ensure("G")
-    broker.groups.commit("G", "t", 0, offset)
+    broker.groups.offsets.commit("G", "t", 0, offset)
 
 
 def offsets_on_disk(broker: Broker) -> str:
@@ -60,7 +60,7 @@ async def test_changes_during_the_write_of_another_table_are_saved_by_the_next_t
     async with broker_in_memory(disk) as broker:
         commit(broker, 1)
         with monkeypatch.context() as patch:
-            told_meanwhile(disk, patch, lambda: broker.groups.commit("G", "t", 0, 2))
+            told_meanwhile(disk, patch, lambda: broker.groups.offsets.commit("G", "t", 0, 2))
             await saving._try_to_save(broker, offsets=True)
         await saving._try_to_save(broker, offsets=True)
         assert '"t@G":{0:2}' in offsets_on_disk(broker)
@@ -73,7 +73,7 @@ async def test_offsets_of_a_deleted_topic_leave_the_disk_with_it(autojump_clock:
         await trio.sleep(6)
         assert "t@G" in offsets_on_disk(broker)
         broker.topics.delete("t")
-        broker.groups.forget_topic("t")
+        broker.groups.offsets.forget_topic("t")
         await trio.sleep(0.1)
         assert "t@G" not in offsets_on_disk(broker)
         nursery.cancel_scope.cancel()
@@ -327,7 +327,7 @@ async def test_a_table_contains_the_position_up_to_which_it_is_complete() -> Non
         end = broker.store.durable
         assert f'"martletPosition":{end}' in offsets_on_disk(broker)
     async with broker_in_memory(disk) as broker:
-        assert broker.groups.offsets_position == end
+        assert broker.groups.offsets.position == end
 
 
 @pytest.mark.parametrize("damage", ["RocketMQ wrote it", "of a longer log"])
@@ -344,16 +344,16 @@ async def test_offsets_that_another_wrote_are_newer_than_all_notes_in_the_log(da
         table["martletPosition"] = 1 << 40
     disk.files[path].data[:] = orjson.dumps(table)
     async with broker_in_memory(disk) as broker:
-        assert broker.groups.offset("G", "t", 0) == 1
-        assert broker.groups.offsets_position == broker.store.readable > 0
+        assert broker.groups.offsets.get("G", "t", 0) == 1
+        assert broker.groups.offsets.position == broker.store.readable > 0
         broker.publish(Message("t", b"y", b""))
     async with broker_in_memory(disk) as broker:  # it was said in the file at once
-        assert 0 < broker.groups.offsets_position <= broker.store.readable
+        assert 0 < broker.groups.offsets.position <= broker.store.readable
 
 
 async def test_without_a_table_every_note_counts() -> None:
     async with broker_in_memory() as broker:
-        assert broker.groups.offsets_position == 0
+        assert broker.groups.offsets.position == 0
 
 
 async def test_a_large_table_is_rendered_in_a_worker_thread(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ async def filled(disk: FakeDisk) -> None:
 def known(broker: Broker) -> tuple[object, ...]:
     groups = broker.groups
     topics = {topic.name: topic.as_json() for topic in broker.topics}
-    return topics, sorted(groups.names()), groups.offset("G", "t", 0), groups.forbidden(), groups.offsets_position
+    return topics, sorted(groups.names()), groups.offsets.get("G", "t", 0), groups.forbidden(), groups.offsets.position
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -510,8 +510,10 @@ async def test_a_damaged_table_does_not_bring_rocketmqs_older_one_back() -> None
     disk.files[f"{path}.bak"].data[:] = theirs
     disk.files[path].data[60] ^= 1
     async with broker_in_memory(disk) as broker:
-        assert broker.groups.offset("G", "t", 0) == -1, "the log and its notes count, not an older file of RocketMQ"
-        assert broker.groups.offsets_position == 0
+        assert broker.groups.offsets.get("G", "t", 0) == -1, (
+            "the log and its notes count, not an older file of RocketMQ"
+        )
+        assert broker.groups.offsets.position == 0
 
 
 async def test_an_offset_beyond_the_last_message_is_lowered(caplog: pytest.LogCaptureFixture) -> None:
@@ -521,5 +523,5 @@ async def test_an_offset_beyond_the_last_message_is_lowered(caplog: pytest.LogCa
         commit(broker, 5)
         broker.publish(Message("t", b"x", queue_id=0))
     async with broker_in_memory(disk) as broker:
-        assert broker.groups.offset("G", "t", 0) == 1
+        assert broker.groups.offsets.get("G", "t", 0) == 1
     assert "1 committed offsets were beyond the last message of their queue; lowered them to it" in caplog.text

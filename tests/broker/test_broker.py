@@ -172,13 +172,13 @@ async def test_topics_groups_and_offsets_outlive_a_restart(broker_on: Brokers) -
     async with broker_on() as broker:
         broker.topics.update("T", 4, 2, attributes={"a": "b"})
         broker.groups.update(Group("G", retry_max_times=3))
-        broker.groups.commit("G", "T", 1, 7)
+        broker.groups.offsets.commit("G", "T", 1, 7)
     async with broker_on() as broker:
         topic = broker.topics.get("T")
         assert topic is not None
         assert (topic.read_queues, topic.write_queues, topic.attributes) == (4, 2, {"a": "b"})
         assert broker.groups.get("G") == Group("G", retry_max_times=3)
-        assert broker.groups.offset("G", "T", 1) == 7
+        assert broker.groups.offsets.get("G", "T", 1) == 7
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ async def test_queues_go_once_all_known_consumers_have_read_them(
         await trio.sleep(2 * LOOK_S)
         assert numbers(broker) == (8, 1), "nobody has read them"
         broker.groups.update(Group("Slow"))
-        broker.groups.commit("Slow", "t", 0, 1)
+        broker.groups.offsets.commit("Slow", "t", 0, 1)
         caplog.set_level(logging.INFO, "martlet.delivery")
         await consume(broker)
         await settle(broker)
@@ -233,7 +233,7 @@ async def test_by_force_the_messages_are_gone_also_after_a_restart() -> None:
         fill(broker)
         late = subscribe(broker, "t", start=from_earliest, credit=0)
         broker.groups.update(Group("G"))
-        broker.groups.commit("G", "t", 3, 1)
+        broker.groups.offsets.commit("G", "t", 3, 1)
         assert unread(broker) == (6, "group G")
         forced = broker.topics.update("t", 1, 1, force=True)
         finish_now(broker.draining.drop(forced))
@@ -278,15 +278,15 @@ async def test_a_group_begins_at_the_beginning_of_queues_that_are_added(restart:
         fill(broker, 2)
         for name in ("G", "Other"):
             broker.groups.update(Group(name))
-        broker.groups.commit("G", "t", 0, 1)
+        broker.groups.offsets.commit("G", "t", 0, 1)
         if not restart:
             broker.topics.update("t", 4, 4)
-            assert dict(broker.groups.committed("G", "t")) == {0: 1, 2: 0, 3: 0}
-            assert not broker.groups.committed("Other", "t"), "it begins where its client wants"
+            assert dict(broker.groups.offsets.committed("G", "t")) == {0: 1, 2: 0, 3: 0}
+            assert not broker.groups.offsets.committed("Other", "t"), "it begins where its client wants"
             return
     async with broker_in_memory(disk) as broker:
         broker.topics.update("t", 4, 4)
-        assert dict(broker.groups.committed("G", "t")) == {0: 1, 2: 0, 3: 0}
+        assert dict(broker.groups.offsets.committed("G", "t")) == {0: 1, 2: 0, 3: 0}
 
 
 async def test_offsets_of_very_many_groups_are_committed_over_several_turns() -> None:
@@ -295,21 +295,21 @@ async def test_offsets_of_very_many_groups_are_committed_over_several_turns() ->
         names = [f"G{number}" for number in range(BEGUN_A_TURN // 8 + 10)]
         for name in names:
             broker.groups.update(Group(name))
-            broker.groups.commit(name, "t", 0, 0)
+            broker.groups.offsets.commit(name, "t", 0, 0)
         broker.topics.update("t", 17, 17)
-        assert len(broker.groups.committed(names[-1], "t")) == 1
+        assert len(broker.groups.offsets.committed(names[-1], "t")) == 1
         await wait_all_tasks_blocked()
-        assert {len(broker.groups.committed(name, "t")) for name in names} == {17}
+        assert {len(broker.groups.offsets.committed(name, "t")) for name in names} == {17}
 
 
 async def test_a_group_without_room_for_offsets_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         broker.groups.update(Group("G"))
-        broker.groups.commit("G", "t", 0, 0)
-        broker.groups._offsets_max = 3
+        broker.groups.offsets.commit("G", "t", 0, 0)
+        broker.groups.offsets._offsets_max = 3
         broker.topics.update("t", 8, 8)
-        assert dict(broker.groups.committed("G", "t")) == {0: 0}
+        assert dict(broker.groups.offsets.committed("G", "t")) == {0: 0}
         assert "new queues of topic t: group G begins where its client wants" in caplog.text
 
 
@@ -335,7 +335,7 @@ async def test_queues_that_come_back_bring_nobody_what_was_read(restart: bool, a
         policed = broker.shared_groups.join(peer, "t", "New", LINES, Membership(lease_s=30, credit=100), POLICY)
         await settle(broker)
         broker.topics.update("t", 8, 8)
-        assert dict(broker.groups.committed("New", "t")) == {0: 1, **dict.fromkeys(range(1, 8), 1)}
+        assert dict(broker.groups.offsets.committed("New", "t")) == {0: 1, **dict.fromkeys(range(1, 8), 1)}
         send(broker, "n", "new", 7)
         await settle(broker)
         assert (await late.drain(), reader.take()) == (["7:1:new"], ["new"])

@@ -150,10 +150,10 @@ async def test_a_broker_without_ports_serves_and_comes_back_after_a_restart() ->
         assert await peer.receive_line() == b"hello"
         running.broker.topics.ensure("t", 1)
         running.broker.publish(Message("t", b"kept"))
-        running.broker.groups.commit("G", "t", 0, 1)
+        running.broker.groups.offsets.commit("G", "t", 0, 1)
     async with serving(Path("/data"), disk=disk, store=small_config()) as running:
         assert running.broker.topics.get("t") is not None
-        assert running.broker.groups.offset("G", "t", 0) == 1
+        assert running.broker.groups.offsets.get("G", "t", 0) == 1
         assert running.broker.store.queue("t", 0).next_offset == 1
 
 

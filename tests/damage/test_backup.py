@@ -98,7 +98,7 @@ class Busy:
                 sent.append(b"%d" % number)
                 broker.publish(Message("busy", sent[-1], b"", number % 3))
                 broker.publish(Message("brief", b"x" * self.random.randrange(300), b"", 0))
-            broker.groups.commit("readers-first", "busy", 0, max(store.queue("busy", 0).next_offset - 1, 0))
+            broker.groups.offsets.commit("readers-first", "busy", 0, max(store.queue("busy", 0).next_offset - 1, 0))
             store.committer.commit()
             await store.flusher.wait_flushed(store.written)
             self.acknowledged += sent
@@ -115,7 +115,7 @@ async def readable(disk: FakeDisk) -> tuple[list[bytes], int]:
     async with living(disk, START_MS + 100_000) as live:
         store = live.broker.store
         found = [record.body for record in records_of(store, "busy")]
-        committed = live.broker.groups.offset("readers-first", "busy", 0)
+        committed = live.broker.groups.offsets.get("readers-first", "busy", 0)
         return found, max(committed - store.queue("busy", 0).next_offset, 0)
 
 

@@ -220,7 +220,7 @@ async def _fill_tables(live: Live, label: str) -> None:
         light = {"INNER_MULTI_DISPATCH": "%LMQ%light"} if number % 3 == 0 else {}
         live.publish("plain", f"{label}-{number}".encode(), number % 2, TAGS=f"t{number % 3}", KEYS="key", **light)
     await live.settle()
-    broker.groups.commit(f"readers-{label}", "plain", 0, 3)
+    broker.groups.offsets.commit(f"readers-{label}", "plain", 0, 3)
     broker.topics.delete(f"gone-{label}")
 
 
@@ -348,9 +348,9 @@ def _tables(live: Live) -> dict[str, object]:
     broker = live.broker
     groups = broker.groups
     offsets = {
-        f"{topic}@{group}": dict(groups.committed(group, topic))
-        for group in [*groups.names(), *groups.groups_of("plain")]
-        for topic in groups.topics_of(group)
+        f"{topic}@{group}": dict(groups.offsets.committed(group, topic))
+        for group in [*groups.names(), *groups.offsets.groups_of("plain")]
+        for topic in groups.offsets.topics_of(group)
     }
     modes = live._made.remoting.state.request_modes
     return {

@@ -23,7 +23,7 @@ async def test_a_reset_gives_back_the_credit_of_what_was_held() -> None:
         one = Competitor(broker, credit=4)
         publish(broker, "t", 0, *BODIES)
         assert len(one.turn()) == 4
-        broker.groups.reset("G", "t", {0: 0})
+        broker.groups.offsets.reset("G", "t", {0: 0})
         assert one.member.ack(0, 0)
         came = one.turn() + one.turn()
         assert came == ["0:0:0", "0:1:1", "0:2:2", "0:3:3"]

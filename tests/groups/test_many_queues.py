@@ -104,7 +104,7 @@ async def test_a_reset_of_a_queue_that_was_read_to_its_end_is_noticed() -> None:
         assert one.turn() == ["1:0:a"]
         assert one.member.ack(1, 0)
         broker.store.committer.commit()
-        broker.groups.reset("G", "t", {1: 0})
+        broker.groups.offsets.reset("G", "t", {1: 0})
         assert one.turn() == ["1:0:a"]
 
 

@@ -75,7 +75,7 @@ async def test_what_one_member_reads_is_kept_for_those_that_may_have_it() -> Non
             assert all(reader.member.ack(0, offset) for offset in offsets)
         broker.store.committer.commit()
         assert all_settled(broker)
-        assert broker.groups.offset("G", "t", 0) == 6
+        assert broker.groups.offsets.get("G", "t", 0) == 6
 
 
 async def test_what_is_kept_for_a_member_that_leaves_goes_to_another_or_to_nobody() -> None:

@@ -86,7 +86,7 @@ class Competitor:
 
 
 def committed(broker: Broker, queue_id: int = 0, group: str = "G") -> int:
-    return broker.groups.offset(group, "t", queue_id)
+    return broker.groups.offsets.get(group, "t", queue_id)
 
 
 async def test_members_share_and_the_committed_offset_follows_acknowledgements() -> None:
@@ -667,7 +667,7 @@ async def test_a_reset_group_continues_at_the_new_offset() -> None:
         one = Competitor(broker)
         publish(broker, "t", 0, b"a", b"b", b"c")
         assert len(one.turn()) == 3
-        broker.groups.reset("G", "t", {0: 1})
+        broker.groups.offsets.reset("G", "t", {0: 1})
         assert one.turn() == ["0:1:b", "0:2:c"]
         assert one.member.ack(0, 1)
         broker.store.committer.commit()
@@ -678,7 +678,7 @@ async def test_a_group_never_begins_beyond_the_end_of_a_queue() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         broker.groups.ensure("G")
-        broker.groups.commit("G", "t", 0, 5)
+        broker.groups.offsets.commit("G", "t", 0, 5)
         one = Competitor(broker)
         publish(broker, "t", 0, b"a")
         assert one.turn() == ["0:0:a"]
@@ -894,7 +894,7 @@ async def test_leaving_a_deleted_topic_does_not_end_the_share_of_its_successor()
         broker.topics.ensure("t", 1)
         old = Competitor(broker)
         broker.topics.delete("t")
-        broker.groups.forget_topic("t")
+        broker.groups.offsets.forget_topic("t")
         broker.topics.ensure("t", 1)
         one = Competitor(broker)
         old.member.leave()

@@ -176,7 +176,7 @@ async def test_a_personal_group_goes_with_its_last_member(autojump_clock: MockCl
 
 
 def _with_offsets(broker: Broker) -> None:
-    broker.groups.commit("rocketmq", "t", 0, 0)
+    broker.groups.offsets.commit("rocketmq", "t", 0, 0)
 
 
 def _with_subscription(broker: Broker) -> None:

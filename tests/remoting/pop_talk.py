@@ -108,7 +108,7 @@ async def ack(client: FakeClient, *messages: Popped, **more: object) -> None:
 
 
 def committed(harness: Harness, topic: str, queue_id: int = 0) -> int:
-    return harness.broker.groups.offset("G", topic, queue_id)
+    return harness.broker.groups.offsets.get("G", topic, queue_id)
 
 
 async def let_pass(harness: Harness, seconds: float) -> None:

@@ -7,7 +7,7 @@ import trio.testing
 
 from martlet.errors import Reason, Refused
 from martlet.records.codec import decode_record
-from martlet.tables import groups as core_groups
+from martlet.tables import offsets as core_offsets
 from martlet.tables.groups import Group
 from martlet_remoting.consumers.rates import Series
 from martlet_remoting.wire import fastjson
@@ -81,8 +81,8 @@ async def test_wide_work_that_fails_on_the_way_is_answered(harness: Harness, mon
 
 async def test_group_statistics_say_how_far_a_group_is(harness: Harness) -> None:
     client = await fill(harness)
-    harness.broker.groups.commit("G", "T", 0, 2)
-    harness.broker.groups.commit("G", "gone", 0, 2)
+    harness.broker.groups.offsets.commit("G", "T", 0, 2)
+    harness.broker.groups.offsets.commit("G", "gone", 0, 2)
     expected = {
         queue("T", 0): {"brokerOffset": 3, "consumerOffset": 2, "lastTimestamp": T0 + 1000, "pullOffset": 2},
         queue("T", 1): {"brokerOffset": 0, "consumerOffset": 0, "lastTimestamp": 0, "pullOffset": 0},
@@ -107,7 +107,7 @@ async def test_group_statistics_say_how_far_a_group_is(harness: Harness) -> None
 
 async def test_topics_that_nobody_wants_any_more_are_left_out(harness: Harness) -> None:
     client = await fill(harness)
-    harness.broker.groups.commit("G", "T", 0, 2)
+    harness.broker.groups.offsets.commit("G", "T", 0, 2)
     await client.heartbeat("c", "G", "U")
     stats = await told(client, RequestCode.GET_CONSUME_STATS, consumerGroup="G")
     assert stats == {"consumeTps": 0.0, "offsetTable": {}}
@@ -115,7 +115,7 @@ async def test_topics_that_nobody_wants_any_more_are_left_out(harness: Harness) 
 
 async def test_time_span_contains_the_delay_of_a_group(harness: Harness) -> None:
     client = await fill(harness)
-    harness.broker.groups.commit("G", "T", 0, 1)
+    harness.broker.groups.offsets.commit("G", "T", 0, 1)
     harness.clock.ms = T0 + 10_000
     spans = await told(client, RequestCode.QUERY_CONSUME_TIME_SPAN, topic="T", group="G")
     empty = {"consumeTimeStamp": -1, "delayTime": 0, "maxTimeStamp": -1, "minTimeStamp": -1}
@@ -135,7 +135,7 @@ async def test_time_span_contains_the_delay_of_a_group(harness: Harness) -> None
 
 async def test_who_consumes_what(harness: Harness) -> None:
     client = await fill(harness)
-    harness.broker.groups.commit("Old", "T", 0, 1)
+    harness.broker.groups.offsets.commit("Old", "T", 0, 1)
     await client.heartbeat("c", "Live", "T")
     assert await told(client, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T") == {"groupList": ["Live", "Old"]}
     topics = await told(client, RequestCode.QUERY_TOPICS_BY_CONSUMER, group="Old")
@@ -149,7 +149,7 @@ async def test_who_consumes_what(harness: Harness) -> None:
 
 async def test_all_offsets_are_the_offset_file(harness: Harness) -> None:
     client = await fill(harness)
-    harness.broker.groups.commit("G", "T", 0, 2)
+    harness.broker.groups.offsets.commit("G", "T", 0, 2)
     table = await told(client, RequestCode.GET_ALL_CONSUMER_OFFSET)
     assert isinstance(table, dict)
     assert table["offsetTable"] == {"T@G": {"0": 2}}
@@ -159,7 +159,7 @@ async def test_correction_goes_back_to_the_slowest_other_group(harness: Harness)
     client = await fill(harness)
     groups = harness.broker.groups
     for name, offset in (("Slow", 1), ("Slower", 0), ("Mine", 3), ("Behind", 0)):
-        groups.commit(name, "T", 0, offset)
+        groups.offsets.commit(name, "T", 0, offset)
 
     async def correction(group: str, left_out: str) -> object:
         ext = {"topic": "T", "compareGroup": group, "filterGroups": left_out}
@@ -323,7 +323,7 @@ RESET = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 async def test_reset_waits_for_the_next_pull(harness: Harness) -> None:
     client = await fill(harness)
     harness.broker.groups.update(Group("G"))
-    harness.broker.groups.commit("G", "T", 0, 3)
+    harness.broker.groups.offsets.commit("G", "T", 0, 3)
     ext = {"topic": "T", "group": "G", "timestamp": str(T0 + 1000), "isForce": "true"}
     answer = await ask(client, RESET, **ext)
     assert fastjson.loads(answer.body) == {"offsetTable": {queue("T", 0): 1, queue("T", 1): 0}}
@@ -371,8 +371,8 @@ async def test_reset_is_pushed_to_members_where_that_is_wanted(harness: Harness)
     ext = {"topic": "T", "group": "G", "timestamp": str(T0 + 1000), "isForce": "false"}
     answer = await client.ask(RESET, ext)
     assert (answer.code, answer.remark) == (1, "THe consumer group <G> not exist")
-    harness.broker.groups.commit("G", "T", 0, 0)
-    harness.broker.groups.commit("G", "T", 1, 0)
+    harness.broker.groups.offsets.commit("G", "T", 0, 0)
+    harness.broker.groups.offsets.commit("G", "T", 1, 0)
     assert (await client.ask(RESET, ext)).code == ResponseCode.CONSUMER_NOT_ONLINE
     member = harness.client()
     await member.heartbeat("c", "G", "T")
@@ -390,8 +390,8 @@ async def test_reset_is_pushed_to_members_where_that_is_wanted(harness: Harness)
 async def test_each_member_is_sent_a_reset_in_the_form_that_it_reads(harness: Harness) -> None:
     client = await fill(harness)
     harness.state.switches["useServerSideResetOffset"] = False
-    harness.broker.groups.commit("G", "T", 0, 0)
-    harness.broker.groups.commit("G", "T", 1, 0)
+    harness.broker.groups.offsets.commit("G", "T", 0, 0)
+    harness.broker.groups.offsets.commit("G", "T", 1, 0)
     members = {language: harness.client() for language in ("CPP", "JAVA")}
     for language, member in members.items():
         member.language = language
@@ -412,38 +412,38 @@ async def test_each_member_is_sent_a_reset_in_the_form_that_it_reads(harness: Ha
 @pytest.mark.parametrize("target", ["", " ", "a b", "../B", "x" * 121])
 async def test_offsets_are_cloned_only_to_what_can_be_a_group(harness: Harness, target: str) -> None:
     harness.topic("T", 1)
-    harness.broker.groups.commit("A", "T", 0, 2)
+    harness.broker.groups.offsets.commit("A", "T", 0, 2)
     request = {"srcGroup": "A", "destGroup": target, "topic": "T", "offline": "true"}
     answer = await harness.client().ask(RequestCode.CLONE_GROUP_OFFSET, request)
     assert (answer.code, "The specified group" in str(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
-    assert harness.broker.groups.groups_of("T") == ["A"]
+    assert harness.broker.groups.offsets.groups_of("T") == ["A"]
 
 
 async def test_offsets_are_cloned_to_a_bounded_number_of_groups(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness.topic("T", 1)
-    harness.broker.groups.commit("A", "T", 0, 2)
-    monkeypatch.setattr(core_groups, "GROUPS_MAX", 2)
+    harness.broker.groups.offsets.commit("A", "T", 0, 2)
+    monkeypatch.setattr(core_offsets, "GROUPS_MAX", 2)
     client = harness.client()
     codes = []
     for target in ("B", "C", "B"):
         request = {"srcGroup": "A", "destGroup": target, "topic": "T", "offline": "true"}
         codes.append((await client.ask(RequestCode.CLONE_GROUP_OFFSET, request)).code)
     assert codes == [0, ResponseCode.SYSTEM_BUSY, 0]
-    assert harness.broker.groups.groups_of("T") == ["A", "B"]
+    assert harness.broker.groups.offsets.groups_of("T") == ["A", "B"]
 
 
 async def test_offsets_are_cloned_from_another_group(harness: Harness) -> None:
     client = await fill(harness)
     groups = harness.broker.groups
-    groups.commit("A", "T", 0, 2)
-    groups.commit("A", "gone", 0, 2)
+    groups.offsets.commit("A", "T", 0, 2)
+    groups.offsets.commit("A", "gone", 0, 2)
     await ask(client, RequestCode.CLONE_GROUP_OFFSET, srcGroup="A", destGroup="B", topic="", offline="true")
-    assert groups.committed("B", "T") == {0: 2}
+    assert groups.offsets.committed("B", "T") == {0: 2}
     await client.heartbeat("c", "A", "U")
     await ask(client, RequestCode.CLONE_GROUP_OFFSET, srcGroup="A", destGroup="C", topic="T", offline="false")
-    assert groups.topics_of("C") == []
+    assert groups.offsets.topics_of("C") == []
 
 
 # the broker

@@ -181,10 +181,10 @@ async def test_deleted_topic_takes_messages_and_offsets_along(harness: Harness) 
     client = harness.client()
     harness.topic("T")
     await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"body")
-    harness.broker.groups.commit("G", "T", 0, 1)
+    harness.broker.groups.offsets.commit("G", "T", 0, 1)
     assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
     assert harness.broker.topics.get("T") is None
-    assert harness.broker.groups.offset("G", "T", 0) == -1
+    assert harness.broker.groups.offsets.get("G", "T", 0) == -1
     assert harness.store.queues.find("T", 0) is None
     assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
     for name in ("", "TBW102", "SCHEDULE_TOPIC_XXXX"):
@@ -331,11 +331,11 @@ async def test_deleted_group_keeps_its_offsets_unless_they_are_cleaned(
     harness: Harness, flag: dict[str, str], left: int
 ) -> None:
     harness.broker.groups.update(Group("G"))
-    harness.broker.groups.commit("G", "T", 0, 5)
+    harness.broker.groups.offsets.commit("G", "T", 0, 5)
     answer = await harness.client().ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G", **flag})
     assert answer.code == 0
     assert harness.broker.groups.get("G") is None
-    assert harness.broker.groups.offset("G", "T", 0) == left
+    assert harness.broker.groups.offsets.get("G", "T", 0) == left
 
 
 async def test_group_is_forbidden_a_topic(harness: Harness) -> None:

@@ -164,7 +164,7 @@ async def test_it_creates_no_group_and_leaves_resets_pending(harness: Harness) -
     topic = harness.topic("T")
     await fill(harness, topic, "A")
     before = list(harness.broker.groups.names())
-    harness.broker.groups.reset("G", topic, {0: 1})
+    harness.broker.groups.offsets.reset("G", topic, {0: 1})
     assert offsets(await read(harness, ext(topic, 0, consumerGroup="G"))) == [0]
     assert list(harness.broker.groups.names()) == before
     answer = await harness.client().ask(RequestCode.PULL_MESSAGE, pull_ext(topic, 0))

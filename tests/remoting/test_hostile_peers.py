@@ -24,7 +24,7 @@ async def test_a_queue_that_is_not_there_is_not_reset(harness: Harness, offset: 
     refused = await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, "queueId": "2"})
     assert refused.code == ResponseCode.INVALID_PARAMETER
     assert "has queues 0 to 1" in (refused.remark or "")
-    assert harness.broker.groups.topics_of("G") == []
+    assert harness.broker.groups.offsets.topics_of("G") == []
     assert (await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, "queueId": "1"})).code == 0
 
 

@@ -212,4 +212,4 @@ async def test_light_queues_can_be_popped(light: Harness) -> None:
     for message in (one, two):
         answer = await client.ask(RequestCode.ACK_MESSAGE, ack_ext(message, topic="%LMQ%a"))
         assert (answer.code, answer.remark) == (0, None)
-    assert light.broker.groups.offset("G", "%LMQ%a", 0) == 2
+    assert light.broker.groups.offsets.get("G", "%LMQ%a", 0) == 2

@@ -53,7 +53,7 @@ async def test_all_groups_are_listed_in_slices(harness: Harness) -> None:
 
 async def test_all_offsets_are_listed_in_slices(harness: Harness) -> None:
     for number in range(MANY):
-        harness.broker.groups.commit(f"g{number}", "T", 1, number)
+        harness.broker.groups.offsets.commit(f"g{number}", "T", 1, number)
     slices, body = await slices_of(harness.client(), RequestCode.GET_ALL_CONSUMER_OFFSET, {})
     assert slices > 10
     table = body["offsetTable"]
@@ -64,7 +64,7 @@ async def test_all_offsets_are_listed_in_slices(harness: Harness) -> None:
 async def test_who_consumes_a_topic_is_listed_in_slices(harness: Harness) -> None:
     harness.topic("T")
     for number in range(MANY):
-        harness.broker.groups.commit(f"g{number}", "T", 1, number)
+        harness.broker.groups.offsets.commit(f"g{number}", "T", 1, number)
     slices, body = await slices_of(harness.client(), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "T"})
     assert slices > 10
     assert body == {"groupList": [f"g{number}" for number in range(MANY)]}
@@ -74,7 +74,7 @@ async def test_statistics_of_all_groups_are_made_in_slices(harness: Harness) -> 
     harness.topic("T", 1)
     for number in range(MANY):
         harness.broker.groups.update(Group(f"g{number}"))
-        harness.broker.groups.commit(f"g{number}", "T", 0, number)
+        harness.broker.groups.offsets.commit(f"g{number}", "T", 0, number)
     slices, body = await slices_of(harness.client(), RequestCode.GET_BROKER_CONSUME_STATS, {})
     assert slices > 100
     stats = body["consumeStatsList"]
@@ -139,7 +139,7 @@ async def test_a_reset_of_many_queues_works_in_slices_and_before_the_next_reques
     ext = {"topic": "T", "group": "G", "timestamp": "0", "isForce": "true"}
     slices, _ = await slices_of(client, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
     assert slices > 100
-    assert len(harness.broker.groups.committed("G", "T")) == 3000
+    assert len(harness.broker.groups.offsets.committed("G", "T")) == 3000
 
 
 @pytest.mark.parametrize("code", [RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET])
@@ -148,8 +148,8 @@ async def test_more_offsets_than_may_be_kept_are_refused(open_harness: OpenHarne
     harness.topic("T", 4)
     for group in ("A", "G"):
         harness.broker.groups.ensure(group)
-    harness.broker.groups.commit("A", "T", 0, 0)
-    harness.broker.groups.commit("A", "T", 1, 0)
+    harness.broker.groups.offsets.commit("A", "T", 0, 0)
+    harness.broker.groups.offsets.commit("A", "T", 1, 0)
     ext = {"consumerGroup": "G", "group": "G", "topic": "T", "queueId": "2", "commitOffset": "0", "offset": "0"}
     answer = await harness.client().ask(code, ext)
     assert answer.code == ResponseCode.SYSTEM_BUSY

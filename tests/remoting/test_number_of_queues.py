@@ -80,7 +80,7 @@ async def test_by_force_the_answer_counts_what_is_lost(harness: Harness) -> None
     harness.broker.groups.update(Group("G"))
     harness.topic("T", 4)
     for queue_id, offset in ((0, 2), (1, 2), (2, 1)):
-        harness.broker.groups.commit("G", "T", queue_id, offset)
+        harness.broker.groups.offsets.commit("G", "T", queue_id, offset)
     assert (await shrink(harness, force="true"))["lostMessages"] == "3"
     assert numbers(harness) == (1, 1)
     answer = await harness.client().ask(RequestCode.PULL_MESSAGE, pull_ext("T", 0, 3))
@@ -120,7 +120,7 @@ async def test_a_group_that_has_consumed_begins_at_the_beginning_of_added_queues
     """Also where RocketMQ's broker says that there is too much in them, and its client begins at their end."""
     harness.topic("T", 1)
     harness.broker.groups.update(Group("G"))
-    harness.broker.groups.commit("G", "T", 0, 0)
+    harness.broker.groups.offsets.commit("G", "T", 0, 0)
     harness.broker.topics.update("T", 2, 2)
     harness.broker.publish(Message("T", bytes(size), b"", 1))
     harness.broker.store.queue("T", 1).expire_to(0)

@@ -62,7 +62,7 @@ async def test_a_commit_that_cannot_be_is_refused(harness: Harness, more: dict[s
     client = harness.client()
     await client.heartbeat("c", "G", "T")
     assert (await commit(client, 1, **more)).code == code
-    assert harness.broker.groups.topics_of("G") == []
+    assert harness.broker.groups.offsets.topics_of("G") == []
 
 
 @pytest.mark.parametrize("negative", ["-1", "-2", "-9223372036854775808"])
@@ -72,7 +72,7 @@ async def test_a_negative_commit_is_accepted_and_keeps_what_was_committed(harnes
     client = harness.client()
     await client.heartbeat("c", "G", "T")
     assert (await commit(client, negative)).code == 0
-    assert harness.broker.groups.topics_of("G") == []
+    assert harness.broker.groups.offsets.topics_of("G") == []
     assert (await commit(client, 5)).code == 0
     assert (await commit(client, negative)).code == 0
     assert await query(client) == (0, "5")
@@ -104,7 +104,7 @@ async def test_a_reset_is_answered_to_pulls_and_commits_wait_for_that(harness: H
     client = harness.client()
     await client.heartbeat("c", "G", "T")
     await commit(client, 5)
-    harness.broker.groups.reset("G", "T", {0: 2})
+    harness.broker.groups.offsets.reset("G", "T", {0: 2})
     assert await query(client) == (0, "2")
     assert (await commit(client, 7)).code == 0
     assert await query(client) == (0, "2")

@@ -512,7 +512,7 @@ async def test_a_reset_ends_what_is_popped_in_order(
     opaque = client.send(POP, waiting_ext(topic, queue_id, order="true", maxMsgNums="2"))
     await harness.step()
     assert opaque not in client.answers
-    harness.broker.groups.reset("G", topic, {0: offset})
+    harness.broker.groups.offsets.reset("G", topic, {0: offset})
     await harness.step()
     assert bodies(popped(client.answers.pop(opaque))) == came
     await ack_late(client, *old)
@@ -553,7 +553,7 @@ async def test_a_reset_makes_waiting_pops_look_again(harness: Harness) -> None:
     await ack(client, *old)
     opaque = client.send(POP, waiting_ext(topic, 0))
     await harness.step()
-    harness.broker.groups.reset("G", topic, {0: 1})
+    harness.broker.groups.offsets.reset("G", topic, {0: 1})
     await harness.step()
     (again,) = popped(client.answers.pop(opaque))
     assert (again.body, committed(harness, topic)) == (b"b", 1)

@@ -287,16 +287,16 @@ async def test_a_pull_brings_the_commit_along(harness: Harness) -> None:
     client = harness.client()
     for flags, offset, committed in (("6", "11", -1), ("5", "11", 11), ("7", "12", 12), ("4", "13", 12)):
         await client.ask(PULL, pull_ext(topic, 0, sysFlag=flags, commitOffset=offset))
-        assert harness.broker.groups.offset("G", topic, 0) == committed
+        assert harness.broker.groups.offsets.get("G", topic, 0) == committed
     await client.ask(PULL, pull_ext(topic, 0, sysFlag="7", commitOffset="-3"))
-    assert harness.broker.groups.offset("G", topic, 0) == 12
+    assert harness.broker.groups.offsets.get("G", topic, 0) == 12
 
 
 async def test_a_reset_reaches_the_next_pull_once(harness: Harness) -> None:
     topic = harness.topic("T")
     await fill(harness, topic, "A", "B", "C")
     client = harness.client()
-    harness.broker.groups.reset("G", topic, {0: 1})
+    harness.broker.groups.offsets.reset("G", topic, {0: 1})
     answer = await client.ask(PULL, pull_ext(topic, 3))
     assert (answer.code, answer.remark, offsets(answer)) == (MOVED, "OFFSET_RESET", (1, 0, 3))
     assert (await client.ask(PULL, pull_ext(topic, 3))).code == NOT_FOUND
@@ -797,7 +797,7 @@ async def test_a_reset_ends_the_wait(waiting: Harness) -> None:
     await fill(waiting, topic, "A", "B")
     client = waiting.client()
     number = client.send(PULL, wait_ext(topic, 2))
-    waiting.broker.groups.reset("G", topic, {0: 1})
+    waiting.broker.groups.offsets.reset("G", topic, {0: 1})
     waiting.state.parked.wake_topic(topic)
     await waiting.step()
     assert (client.answers[number].code, offsets(client.answers[number])[0]) == (MOVED, 1)
@@ -953,4 +953,4 @@ async def test_a_pull_that_commits_what_it_consumed_makes_its_group(harness: Har
     ext = pull_ext(topic, 0, consumerGroup="Own", sysFlag="5", commitOffset=offset)
     assert (await harness.client().ask(RequestCode.PULL_MESSAGE, ext)).code == 0
     assert (harness.broker.groups.get("Own") is not None) == made
-    assert harness.broker.groups.offset("Own", topic, 0) == (1 if made else -1)
+    assert harness.broker.groups.offsets.get("Own", topic, 0) == (1 if made else -1)

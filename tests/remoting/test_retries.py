@@ -180,7 +180,7 @@ async def test_a_reset_and_a_deletion_reach_a_pull_that_waits_for_a_retry(
         await publish(running, b"a", RETRY, 16)
     opaque = client.send(PULL, pull_ext(RETRY, 0, sysFlag=MAY_WAIT))
     await running.step()
-    running.broker.groups.reset("G", RETRY, {0: 1})
+    running.broker.groups.offsets.reset("G", RETRY, {0: 1})
     running.state.parked.wake_topic(RETRY)
     await running.step()
     answer = client.answers.pop(opaque)

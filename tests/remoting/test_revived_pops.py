@@ -141,9 +141,9 @@ class Moved:
             broker.topics.ensure(TIMER_TOPIC, 1)
             broker.groups.update(Group("G"))
             yield broker
-            broker.groups.commit("G", "T", 0, committed)
+            broker.groups.offsets.commit("G", "T", 0, committed)
             if revived >= 0:
-                broker.groups.commit(REVIVE_GROUP, REVIVE, 0, revived)
+                broker.groups.offsets.commit(REVIVE_GROUP, REVIVE, 0, revived)
             broker.store.committer.commit()
         path = "/data/config/consumerOffset.json"
         table = parse(bytes(self.disk.files[path].data), path)
@@ -181,12 +181,12 @@ async def test_what_was_not_acknowledged_is_leased_as_rocketmq_said(autojump_clo
     async with moved.as_martlet() as harness:
         broker = harness.broker
         assert leases(broker) == {0: LeaseState(pop_ms, 60_000, 1), 3: LeaseState(pop_ms, 60_000, 1)}
-        assert broker.groups.offset("G", "T", 0) == 0
+        assert broker.groups.offsets.get("G", "T", 0) == 0
         client = harness.client()
         assert bodies(await pop(client, "T", invisibleTime="600000")) == [b"6", b"7"]
         answer = await client.ask(RequestCode.ACK_MESSAGE, handle_ext(pop_ms, 0))
         assert (answer.code, answer.remark) == (0, None)
-        assert broker.groups.offset("G", "T", 0) == 3
+        assert broker.groups.offsets.get("G", "T", 0) == 3
         run(harness, harness.nursery)
         await trio.sleep(58.9)
         assert await pop(client, "T") == []
@@ -244,9 +244,9 @@ async def test_they_are_taken_over_once(autojump_clock: MockClock) -> None:
         assert list(leases(harness.broker)) == [0, 2]
     # RocketMQ uses it again, and moves its offset: what it has read is the new truth, its old check points are done.
     async with moved.as_rocketmq(committed=3) as broker:
-        broker.groups.commit("G", "T", 0, 3)
+        broker.groups.offsets.commit("G", "T", 0, 3)
     async with moved.as_martlet() as harness:
-        assert harness.broker.groups.offset("G", "T", 0) == 3
+        assert harness.broker.groups.offsets.get("G", "T", 0) == 3
 
 
 async def test_a_start_that_was_killed_is_repeated(autojump_clock: MockClock) -> None:
@@ -258,7 +258,7 @@ async def test_a_start_that_was_killed_is_repeated(autojump_clock: MockClock) ->
         RevivedPops(broker)  # the broker ends, and writes its tables, before this has run
     async with moved.as_martlet() as harness:
         assert list(leases(harness.broker)) == [0, 1, 2]
-        assert harness.broker.groups.offset("G", "T", 0) == 0
+        assert harness.broker.groups.offsets.get("G", "T", 0) == 0
 
 
 async def test_they_are_taken_over_at_the_first_start_with_remoting(autojump_clock: MockClock) -> None:
@@ -268,15 +268,15 @@ async def test_they_are_taken_over_at_the_first_start_with_remoting(autojump_clo
         put(broker, message(popped(moved.clock, 0, [0, 1, 2])))
     for end in range(4, 6):
         async with moved.open() as broker:  # without remoting
-            assert broker.groups.offset("G", "T", 0) == end - 1
-            broker.groups.commit("G", "T", 0, end)
+            assert broker.groups.offsets.get("G", "T", 0) == end - 1
+            broker.groups.offsets.commit("G", "T", 0, end)
             fill_topic(broker, 1)
     async with moved.as_martlet() as harness:
         assert list(leases(harness.broker)) == [0, 1, 2]
         client = harness.client()
         assert [each.offset for each in await pop(client, "T")] == [5]
     async with moved.open() as broker:
-        assert not broker.groups.has_foreign_pops
+        assert not broker.groups.offsets.has_foreign_pops
 
 
 def fill_retries(broker: Broker, topic: str, *bodies: bytes, user: str = "") -> None:
@@ -291,7 +291,7 @@ async def test_what_rocketmq_has_put_into_its_retry_topics_is_popped_first(autoj
     async with moved.as_rocketmq(committed=1) as broker:
         fill_topic(broker, 3)
         fill_retries(broker, "%RETRY%G_T", b"done", b"old")
-        broker.groups.commit("G", "%RETRY%G_T", 0, 1)
+        broker.groups.offsets.commit("G", "%RETRY%G_T", 0, 1)
         fill_retries(broker, "%RETRY%G+T", b"new", b"newer")
     async with moved.as_martlet() as harness:
         run(harness, harness.nursery)
@@ -306,7 +306,7 @@ async def test_what_rocketmq_has_put_into_its_retry_topics_is_popped_first(autoj
         ]
         await ack(client, *came[:2], *came[3:])
         await harness.step()
-        offsets = {name: harness.broker.groups.offset("G", name, 0) for name in ("T", "%RETRY%G_T", "%RETRY%G+T")}
+        offsets = {name: harness.broker.groups.offsets.get("G", name, 0) for name in ("T", "%RETRY%G_T", "%RETRY%G+T")}
         assert offsets == {"T": 3, "%RETRY%G_T": 2, "%RETRY%G+T": 1}
         asks = client.send(RequestCode.NOTIFICATION, waiting_ext("T"))
         waits = client.send(RequestCode.POP_MESSAGE, waiting_ext("T", pollTime="60000"))
@@ -413,4 +413,4 @@ async def test_what_martlet_knew_of_later_messages_is_still_right(autojump_clock
             0: moved.clock.ms - 5,
             **dict.fromkeys((2, 3, 5), taken[0].handle.pop_ms),
         }
-        assert harness.broker.groups.offset("G", "T", 0) == 0
+        assert harness.broker.groups.offsets.get("G", "T", 0) == 0

@@ -44,7 +44,7 @@ from martlet.store.read.readers import Readers
 from martlet.store.read.reading import LogReader
 from martlet.store.recovery import scan
 from martlet.store.upkeep.checkpointer import Checkpointer
-from martlet.tables.groups import Groups
+from martlet.tables.offsets import CommittedOffsets
 from martlet.testing.disk import Cut, FakeDisk
 from martlet_remoting.consumers.long_poll import ParkedPulls
 from martlet_remoting.consumers.pops import Pop, PopGroup
@@ -291,7 +291,7 @@ def _reuse_offset(right: Any) -> Any:
 def _commit_back(right: Any) -> Any:
     """Committed offsets are saved one too small."""
 
-    def commit(self: Groups, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def commit(self: CommittedOffsets, group: str, topic: str, queue_id: int, offset: int) -> None:
         right(self, group, topic, queue_id, max(0, offset - 1))
 
     return commit
@@ -646,7 +646,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("lost wake-up", (ParkedPulls, "_arrived", _lose_wake_up)),
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
     bug("message skipped", (LogReader, "read", _skip_entry)),
-    bug("group offset goes back", (Groups, "commit", _commit_back)),
+    bug("group offset goes back", (CommittedOffsets, "commit", _commit_back)),
     bug("group offset lost at a crash", (saving, "_changed", _keep_offsets), first=29),
     bug("appended twice", (Writer, "append_all", _append_twice)),
     bug(

@@ -591,7 +591,7 @@ class Checker:
         assert store is not None
         sure_until = ended_at - self._offsets_persist_s - 1.0
         for (group, place), history in self.committed.items():
-            offset = life.broker.groups.offset(group, *place)
+            offset = life.broker.groups.offsets.get(group, *place)
             queue = store.queues.find(*place)
             if self.sync and offset > (store.readers.end_offset(queue) if queue else 0):
                 self.fail(f"{group} has committed {offset} of {place}, which ends before")
@@ -607,4 +607,4 @@ class Checker:
         now = trio.current_time()
         for table in (self.committed, self.committing):
             for group, place in list(table):
-                table[group, place] = [(now, life.broker.groups.offset(group, *place))]
+                table[group, place] = [(now, life.broker.groups.offsets.get(group, *place))]

@@ -254,7 +254,7 @@ def _has_popped_all(world: "World", group: str, topic: str) -> bool:
     if life is None or not life.serving:
         return False
     queues = life.broker.store.queues.topics.get(topic, {}).values()
-    return all(life.broker.groups.offset(group, topic, queue.queue_id) >= queue.next_offset for queue in queues)
+    return all(life.broker.groups.offsets.get(group, topic, queue.queue_id) >= queue.next_offset for queue in queues)
 
 
 async def _pop_round(world: "World", client: Client, group: str, topic: str) -> None:

@@ -50,7 +50,7 @@ async def opened(disk: FakeDisk) -> Store:
 def save_tables(store: Store) -> None:
     broker = build(CONFIG, store, ManualClock(), Stats())
     broker.groups.ensure("G")
-    broker.groups.commit("G", "A", 0, 3)
+    broker.groups.offsets.commit("G", "A", 0, 3)
     saving.save(broker)
 
 

@@ -113,20 +113,20 @@ def test_broken_policies_are_refused_and_change_nothing(data: bytes) -> None:
 
 def test_offsets_written_by_rocketmq_are_read() -> None:
     groups = make()
-    groups.load_offsets(OFFSETS)
-    assert groups.offset("G", "T", 0) == 12
-    assert groups.offset("G", "T", 1) == 7
-    assert groups.offset("G", "%RETRY%G", 0) == 3
-    assert groups.offset("G", "T", 2) == -1
-    assert groups.topics_of("G") == ["T", "%RETRY%G"]
-    assert groups.groups_of("T") == ["G"]
-    assert not groups.offsets_table.dirty
+    groups.offsets.load(OFFSETS)
+    assert groups.offsets.get("G", "T", 0) == 12
+    assert groups.offsets.get("G", "T", 1) == 7
+    assert groups.offsets.get("G", "%RETRY%G", 0) == 3
+    assert groups.offsets.get("G", "T", 2) == -1
+    assert groups.offsets.topics_of("G") == ["T", "%RETRY%G"]
+    assert groups.offsets.groups_of("T") == ["G"]
+    assert not groups.offsets.table.dirty
 
 
 def test_offsets_are_written_as_rocketmq_does() -> None:
     groups = make()
-    groups.load_offsets(OFFSETS)
-    assert b"".join(b"".join(finish_now(groups.offsets_in_steps())).split()) == (
+    groups.offsets.load(OFFSETS)
+    assert b"".join(b"".join(finish_now(groups.offsets.json_in_steps())).split()) == (
         b'{"dataVersion":{"counter":9,"stateVersion":0,"timestamp":1700000000000},'
         b'"offsetTable":{"T@G":{0:12,1:7},"%RETRY%G@G":{0:3}}}'
     )
@@ -143,11 +143,11 @@ def test_offsets_come_back_as_they_were(table: dict[tuple[str, str], dict[int, i
     groups = make()
     for (topic, group), offsets in table.items():
         for queue_id, offset in offsets.items():
-            groups.commit(group, topic, queue_id, offset)
+            groups.offsets.commit(group, topic, queue_id, offset)
     back = make()
-    back.load_offsets(b"".join(finish_now(groups.offsets_in_steps())))
+    back.offsets.load(b"".join(finish_now(groups.offsets.json_in_steps())))
     for (topic, group), offsets in table.items():
-        assert back.committed(group, topic) == offsets
+        assert back.offsets.committed(group, topic) == offsets
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_offsets_come_back_as_they_were(table: dict[tuple[str, str], dict[int, i
 )
 def test_broken_offsets_are_refused_and_change_nothing(data: bytes) -> None:
     groups = make()
-    groups.load_offsets(OFFSETS)
-    before = b"".join(finish_now(groups.offsets_in_steps()))
+    groups.offsets.load(OFFSETS)
+    before = b"".join(finish_now(groups.offsets.json_in_steps()))
     with pytest.raises(StoreError):
-        groups.load_offsets(data)
-    assert b"".join(finish_now(groups.offsets_in_steps())) == before
+        groups.offsets.load(data)
+    assert b"".join(finish_now(groups.offsets.json_in_steps())) == before
 
 
 @pytest.mark.parametrize(
@@ -204,38 +204,38 @@ def test_a_bad_name_is_refused_with_the_rule(name: str) -> None:
 
 def test_a_reset_outlives_commits_of_the_old_consumers_until_it_is_taken() -> None:
     groups = make()
-    groups.commit("G", "T", 0, 100)
-    groups.reset("G", "T", {0: 5})
-    assert groups.offset("G", "T", 0) == 5
-    groups.commit("G", "T", 0, 101)
-    assert groups.offset("G", "T", 0) == 5
-    assert groups.pending_reset("G", "T", 0) == 5
-    assert groups.take_reset("G", "T", 0) == 5
-    assert groups.take_reset("G", "T", 0) == -1
-    groups.commit("G", "T", 0, 6)
-    assert groups.offset("G", "T", 0) == 6
+    groups.offsets.commit("G", "T", 0, 100)
+    groups.offsets.reset("G", "T", {0: 5})
+    assert groups.offsets.get("G", "T", 0) == 5
+    groups.offsets.commit("G", "T", 0, 101)
+    assert groups.offsets.get("G", "T", 0) == 5
+    assert groups.offsets.pending_reset("G", "T", 0) == 5
+    assert groups.offsets.take_reset("G", "T", 0) == 5
+    assert groups.offsets.take_reset("G", "T", 0) == -1
+    groups.offsets.commit("G", "T", 0, 6)
+    assert groups.offsets.get("G", "T", 0) == 6
 
 
 def test_a_deleted_group_keeps_its_offsets_unless_they_are_cleaned() -> None:
     groups = make()
     groups.update(Group("G"))
-    groups.commit("G", "T", 0, 5)
+    groups.offsets.commit("G", "T", 0, 5)
     assert groups.delete("G", clean_offsets=False)
-    assert groups.offset("G", "T", 0) == 5
+    assert groups.offsets.get("G", "T", 0) == 5
     assert not groups.delete("G", clean_offsets=True)
-    assert groups.offset("G", "T", 0) == -1
+    assert groups.offsets.get("G", "T", 0) == -1
 
 
 def test_a_deleted_topic_is_forgotten_by_every_group() -> None:
     groups = make()
     for group in ("G", "H"):
-        groups.commit(group, "T", 0, 5)
-        groups.commit(group, "U", 0, 6)
-        groups.reset(group, "T", {1: 1})
-    groups.forget_topic("T")
-    assert groups.groups_of("T") == []
-    assert groups.pending_reset("G", "T", 1) == -1
-    assert groups.offset("G", "U", 0) == 6
+        groups.offsets.commit(group, "T", 0, 5)
+        groups.offsets.commit(group, "U", 0, 6)
+        groups.offsets.reset(group, "T", {1: 1})
+    groups.offsets.forget_topic("T")
+    assert groups.offsets.groups_of("T") == []
+    assert groups.offsets.pending_reset("G", "T", 1) == -1
+    assert groups.offsets.get("G", "U", 0) == 6
 
 
 def test_forbidding_is_undone() -> None:
@@ -249,60 +249,64 @@ def test_forbidding_is_undone() -> None:
 def test_forgetting_one_topic_of_a_group_leaves_the_rest() -> None:
     groups = Groups(ManualClock(), auto_create=True)
     for group, topic in (("a", "T"), ("a", "U"), ("b", "T")):
-        groups.commit(group, topic, 0, 7)
-        groups.reset(group, topic, {1: 3})
-    groups.forget_offsets("a", "T")
-    assert (groups.committed("a", "T"), groups.committed("a", "U")) == ({}, {0: 7, 1: 3})
-    assert (groups.groups_of("T"), groups.topics_of("a")) == (["b"], ["U"])
-    assert (groups.pending_reset("a", "T", 1), groups.pending_reset("b", "T", 1)) == (-1, 3)
-    groups.forget_topic("T")
-    assert (groups.groups_of("T"), groups.topics_of("b"), groups.pending_reset("b", "T", 1)) == ([], [], -1)
-    assert groups.groups_of("U") == ["a"]
+        groups.offsets.commit(group, topic, 0, 7)
+        groups.offsets.reset(group, topic, {1: 3})
+    groups.offsets.forget("a", "T")
+    assert (groups.offsets.committed("a", "T"), groups.offsets.committed("a", "U")) == ({}, {0: 7, 1: 3})
+    assert (groups.offsets.groups_of("T"), groups.offsets.topics_of("a")) == (["b"], ["U"])
+    assert (groups.offsets.pending_reset("a", "T", 1), groups.offsets.pending_reset("b", "T", 1)) == (-1, 3)
+    groups.offsets.forget_topic("T")
+    assert (
+        groups.offsets.groups_of("T"),
+        groups.offsets.topics_of("b"),
+        groups.offsets.pending_reset("b", "T", 1),
+    ) == ([], [], -1)
+    assert groups.offsets.groups_of("U") == ["a"]
 
 
 def test_offsets_have_a_total_bound_and_known_ones_still_move() -> None:
     groups = Groups(ManualClock(), auto_create=True, offsets_max=3)
-    groups.check_may_commit("a", "T", range(3))
+    groups.offsets.check_may_commit("a", "T", range(3))
     for queue_id in range(3):
-        groups.commit("a", "T", queue_id, 7)
+        groups.offsets.commit("a", "T", queue_id, 7)
     assert groups.statistics()["offsets"] == 3
     with pytest.raises(Refused, match=r"3 offsets are stored and 1 more requested; broker\.offsets_max is 3") as error:
-        groups.check_may_commit("b", "T", (0,))
+        groups.offsets.check_may_commit("b", "T", (0,))
     assert error.value.reason is Reason.BUSY
-    groups.check_may_commit("a", "T", (0, 2))
-    groups.commit("a", "T", 0, 8)
-    assert groups.offset("a", "T", 0) == 8
+    groups.offsets.check_may_commit("a", "T", (0, 2))
+    groups.offsets.commit("a", "T", 0, 8)
+    assert groups.offsets.get("a", "T", 0) == 8
 
 
 def test_offsets_that_are_forgotten_make_room() -> None:
     def full() -> Groups:
         groups = Groups(ManualClock(), auto_create=True, offsets_max=2)
-        groups.commit("a", "T", 0, 7)
-        groups.reset("a", "U", {0: 1})
+        groups.offsets.commit("a", "T", 0, 7)
+        groups.offsets.reset("a", "U", {0: 1})
         with pytest.raises(Refused):
-            groups.check_may_commit("b", "T", (0,))
+            groups.offsets.check_may_commit("b", "T", (0,))
         return groups
 
     made = [full() for _ in range(4)]
-    made[0].forget_topic("T")
-    made[1].forget_offsets("a", "U")
+    made[0].offsets.forget_topic("T")
+    made[1].offsets.forget("a", "U")
     made[2].delete("a", clean_offsets=True)
     back = Groups(ManualClock(), auto_create=True, offsets_max=2)
-    back.load_offsets(b"".join(finish_now(made[3].offsets_in_steps())))
-    back.load_offsets(b"".join(finish_now(made[3].offsets_in_steps())))
+    back.offsets.load(b"".join(finish_now(made[3].offsets.json_in_steps())))
+    back.offsets.load(b"".join(finish_now(made[3].offsets.json_in_steps())))
     assert [groups.statistics()["offsets"] for groups in (*made, back)] == [1, 1, 0, 2, 2]
     for groups in made[:3]:
-        groups.check_may_commit("b", "T", (0,))
+        groups.offsets.check_may_commit("b", "T", (0,))
 
 
 def test_large_tables_are_rendered_in_slices() -> None:
     groups = make()
     for number in range(1000):
         groups.update(Group(f"g{number}"))
-        groups.commit(f"g{number}", "T", 0, number)
+        groups.offsets.commit(f"g{number}", "T", 0, number)
     assert sum(1 for _ in groups.json_in_steps()) >= 3
-    assert sum(1 for _ in groups.offsets_in_steps()) >= 3
-    for steps in (groups.json_in_steps(), groups.offsets_in_steps()):
+    assert sum(1 for _ in groups.offsets.json_in_steps()) >= 3
+    for steps in (groups.json_in_steps(), groups.offsets.json_in_steps()):
         sizes = [len(piece) for piece in finish_now(steps)]
         assert max(sizes) < sum(sizes) / 3, "no slice copies the whole"
 
@@ -310,25 +314,27 @@ def test_large_tables_are_rendered_in_slices() -> None:
 def test_a_group_that_goes_while_offsets_are_rendered_harms_nothing() -> None:
     groups = make()
     for number in range(1000):
-        groups.commit(f"g{number}", "T", 0, number)
-    steps = groups.offsets_in_steps()
+        groups.offsets.commit(f"g{number}", "T", 0, number)
+    steps = groups.offsets.json_in_steps()
     next(steps)
-    groups.offsets_table.dirty = False
-    groups.forget_topic("T")
+    groups.offsets.table.dirty = False
+    groups.offsets.forget_topic("T")
     back = make()
-    back.load_offsets(b"".join(finish_now(steps)))
-    assert back.offset("g0", "T", 0) == 0
-    assert groups.offsets_table.dirty, "what changed meanwhile is written the next time"
+    back.offsets.load(b"".join(finish_now(steps)))
+    assert back.offsets.get("g0", "T", 0) == 0
+    assert groups.offsets.table.dirty, "what changed meanwhile is written the next time"
 
 
 def test_freezing_copies_nothing() -> None:
     groups = make()
-    groups.commit("old", "T", 0, 1)
-    offsets, policies = groups.offsets_in_steps(), groups.json_in_steps()
-    groups.commit("new", "T", 0, 2)
+    groups.offsets.commit("old", "T", 0, 1)
+    offsets, policies = groups.offsets.json_in_steps(), groups.json_in_steps()
+    groups.offsets.commit("new", "T", 0, 2)
     groups.update(Group("later"))
     back = make()
-    back.load_offsets(b"".join(finish_now(offsets)))
+    back.offsets.load(b"".join(finish_now(offsets)))
     back.load(b"".join(finish_now(policies)))
-    assert (back.offset("old", "T", 0), back.offset("new", "T", 0)) == (1, 2), "the first slice takes the names"
+    assert (back.offsets.get("old", "T", 0), back.offsets.get("new", "T", 0)) == (1, 2), (
+        "the first slice takes the names"
+    )
     assert back.get("later") is not None

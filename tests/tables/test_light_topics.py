@@ -148,12 +148,12 @@ async def test_light_topics_outlive_a_restart_without_an_entry_in_the_table(capl
         broker = with_routers(made)
         publish(broker, "t", 1, b"x", properties=AB)
         broker.groups.ensure("G")
-        broker.groups.commit("G", "%LMQ%a", 0, 1)
+        broker.groups.offsets.commit("G", "%LMQ%a", 0, 1)
     with caplog.at_level(logging.WARNING):
         async with broker_in_memory(disk) as broker:
             assert broker.topics.get("%LMQ%a") is not None
             assert broker.topics.ensure("%LMQ%a", 1).queue(0).next_offset == 1, "with light queues off, too"
-            assert broker.groups.offset("G", "%LMQ%a", 0) == 1
+            assert broker.groups.offsets.get("G", "%LMQ%a", 0) == 1
             assert b"LMQ" not in disk.files["/data/config/topics.json"].data
             mine = subscribe(broker, "%LMQ%b", start=from_earliest)
             await mine.drain()
@@ -195,7 +195,7 @@ async def with_offsets(disk: FakeDisk, *, light: bool) -> None:
         broker.topics.ensure("t", 3)
         publish(broker, "t", 0, b"x")
         for group, topic, queue_id, offset in (("G", "t", 2, 7), ("G", "%LMQ%a", 0, 3), ("%LMQ%c", "%LMQ%a", 0, 5)):
-            broker.groups.commit(group, topic, queue_id, offset)
+            broker.groups.offsets.commit(group, topic, queue_id, offset)
 
 
 async def test_offsets_go_into_rocketmqs_table_for_light_queues_where_they_are_on() -> None:
@@ -217,12 +217,12 @@ async def test_offsets_of_a_light_topic_with_an_at_sign_in_its_name_are_found_ag
         broker = with_routers(made)
         for _ in range(8):
             publish(broker, "t", 0, b"x", properties=A.replace(b"%LMQ%a", name.encode()))
-        broker.groups.commit("G", name, 0, 1)
+        broker.groups.offsets.commit("G", name, 0, 1)
     async with broker_in_memory(disk) as broker:
-        assert broker.groups.offset("G", name, 0) == 1
+        assert broker.groups.offsets.get("G", name, 0) == 1
     rewrite(disk, LIGHT_OFFSETS, {"offsetTable": {f"{name}@G": {"0": 7}}, "lmqOffsetTable": {f"{name}@%LMQ%c": 8}})
     async with broker_in_memory(disk) as broker:
-        assert (broker.groups.offset("G", name, 0), broker.groups.offset("%LMQ%c", name, 0)) == (7, 8)
+        assert (broker.groups.offsets.get("G", name, 0), broker.groups.offsets.get("%LMQ%c", name, 0)) == (7, 8)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ async def test_offsets_are_taken_from_the_table_that_was_written_last(last: str,
     for _ in range(2):
         async with broker_in_memory(disk) as broker:
             groups = broker.groups
-            assert groups.offset("G", "t", 2) == expected
-            assert groups.offset("%LMQ%c", "%LMQ%a", 0) == (5 if last == "Martlet" else expected)
-            assert 0 < groups.offsets_position <= broker.store.readable
+            assert groups.offsets.get("G", "t", 2) == expected
+            assert groups.offsets.get("%LMQ%c", "%LMQ%a", 0) == (5 if last == "Martlet" else expected)
+            assert 0 < groups.offsets.position <= broker.store.readable
         for path in (OFFSETS, LIGHT_OFFSETS):
             assert table_of(disk, path)["offsetTable"]["t@G"] == {"2": expected}, "both are kept, also without routers"
             assert "martletPosition" in table_of(disk, path)
@@ -258,7 +258,7 @@ async def test_a_table_for_light_queues_that_is_older_than_the_other_does_not_co
     older = {**table_of(disk, LIGHT_OFFSETS), "offsetTable": {"t@G": {"2": 1}}}
     rewrite(disk, LIGHT_OFFSETS, older)  # as if the process was killed between the two
     async with broker_in_memory(disk) as broker:
-        assert broker.groups.offset("G", "t", 2) == 7
+        assert broker.groups.offsets.get("G", "t", 2) == 7
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"offsetTable": 7}', b'{"lmqOffsetTable": {"a@g": "x"}}'])
@@ -268,7 +268,7 @@ async def test_a_table_for_light_queues_that_cannot_be_read_changes_nothing(cont
     disk.close(disk.open(LIGHT_OFFSETS, create=True))
     disk.files[LIGHT_OFFSETS].data[:] = content
     async with broker_in_memory(disk) as broker:
-        assert broker.groups.offset("G", "t", 2) == 7
+        assert broker.groups.offsets.get("G", "t", 2) == 7
 
 
 async def test_messages_that_no_router_wants_stay_in_runs_beside_those_in_light_queues() -> None:

@@ -299,13 +299,13 @@ async def test_rocketmq_is_told_the_oldest_pending_one_and_an_op_record_before_a
     await found.settle()
     await found.checks.commit_offsets()
     groups = found.broker.groups
-    assert groups.offset(CID, HALF_TOPIC, 0) == 700
-    op = groups.offset(CID, OP_TOPIC, 0)
+    assert groups.offsets.get(CID, HALF_TOPIC, 0) == 700
+    op = groups.offsets.get(CID, OP_TOPIC, 0)
     assert 0 < op <= 700  # op record 700 is the first that names a half message after 700
     await found.end(placed[700], commit=False)
     await found.settle()
     await found.checks.commit_offsets()
-    assert (groups.offset(CID, HALF_TOPIC, 0), groups.offset(CID, OP_TOPIC, 0)) == (1000, 1000)
+    assert (groups.offsets.get(CID, HALF_TOPIC, 0), groups.offsets.get(CID, OP_TOPIC, 0)) == (1000, 1000)
 
 
 async def test_at_the_end_offsets_are_committed_though_the_store_flushes_no_more(
@@ -325,7 +325,7 @@ async def test_at_the_end_offsets_are_committed_though_the_store_flushes_no_more
         began = trio.current_time()
         nursery.cancel_scope.cancel()
     assert trio.current_time() == began
-    assert found.broker.groups.offset(CID, HALF_TOPIC, 0) == 1
+    assert found.broker.groups.offsets.get(CID, HALF_TOPIC, 0) == 1
 
 
 async def test_what_rocketmq_has_handled_is_not_pending(nursery: trio.Nursery, clock: ManualClock) -> None:
@@ -333,10 +333,10 @@ async def test_what_rocketmq_has_handled_is_not_pending(nursery: trio.Nursery, c
     for number in range(6):
         found.prepare(f"k{number}")
     await found.settle()
-    found.broker.groups.commit(CID, HALF_TOPIC, 0, 99)  # of another store
+    found.broker.groups.offsets.commit(CID, HALF_TOPIC, 0, 99)  # of another store
     found.checks.find_handled()
     assert found.held.handled_before == 0
-    found.broker.groups.commit(CID, HALF_TOPIC, 0, 4)
+    found.broker.groups.offsets.commit(CID, HALF_TOPIC, 0, 4)
     found.checks.find_handled()
     await found.checks.adopt()
     await found.settle()
@@ -353,7 +353,7 @@ async def test_on_a_full_disk_what_rocketmq_has_handled_cannot_end_again(
     found = await running(nursery, clock, disk=disk)
     placed = [found.prepare(f"k{number}") for number in range(6)]
     await found.settle()
-    found.broker.groups.commit(CID, HALF_TOPIC, 0, 4)
+    found.broker.groups.offsets.commit(CID, HALF_TOPIC, 0, 4)
     disk.free_bytes = 0
     found.store.admission.refuse_full(OSError(errno.ENOSPC, "No space left on device"))
     async with trio.open_nursery() as service:
@@ -414,7 +414,7 @@ async def test_the_service_runs_a_round_every_interval_and_commits_offsets_at_it
             await trio.sleep_until(trio.current_time() + (30 if count > 1 else 30.5))
             assert len(found.asked.keys()) == 1
         service.cancel_scope.cancel()
-    assert found.broker.groups.offset(CID, HALF_TOPIC, 0) == 0
+    assert found.broker.groups.offsets.get(CID, HALF_TOPIC, 0) == 0
     assert check_times(found, HALF_TOPIC) == [b""]
 
 

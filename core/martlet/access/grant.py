@@ -138,11 +138,11 @@ class TopicGrant(TopicOffsets):
 
     def groups(self) -> list[str]:
         """Return the groups with committed offsets in the topic."""
-        return self._groups.groups_of(self.name)
+        return self._groups.offsets.groups_of(self.name)
 
     def committed(self, group: str) -> Mapping[int, int]:
         """Return the committed offsets of *group* in the topic: queue id -> offset; do not change or keep it."""
-        return self._groups.committed(group, self.name)
+        return self._groups.offsets.committed(group, self.name)
 
 
 @final
@@ -178,7 +178,7 @@ class TopicAdminGrant(TopicOffsets):
         self._check_open()
         if not self._topics.delete(self.name):
             return False
-        self._groups.forget_topic(self.name)
+        self._groups.offsets.forget_topic(self.name)
         return True
 
     def _check_open(self) -> None:
@@ -203,15 +203,15 @@ class GroupGrant(_Grant):
 
     def topics(self) -> list[str]:
         """Return the topics with committed offsets of the group."""
-        return self._groups.topics_of(self.name)
+        return self._groups.offsets.topics_of(self.name)
 
     def committed(self, topic: str) -> Mapping[int, int]:
         """Return the group's committed offsets in *topic*: queue id -> offset; do not change or keep it."""
-        return self._groups.committed(self.name, topic)
+        return self._groups.offsets.committed(self.name, topic)
 
     def offset(self, topic: str, queue_id: int) -> int:
-        """Return the group's committed offset in that queue; -1 if there is none."""
-        return self._groups.offset(self.name, topic, queue_id)
+        """Return the group's committed offset in that queue, -1 if there is none."""
+        return self._groups.offsets.get(self.name, topic, queue_id)
 
     def is_forbidden(self, topic: str) -> bool:
         """Return whether an administrator has forbidden the group to read *topic*."""
@@ -253,14 +253,14 @@ class GroupAdminGrant(GroupGrant):
 
     def commit(self, topic: str, offsets: Mapping[int, int]) -> None:
         """Commit offsets in *topic*: queue id -> offset. Raises `Refused` (BUSY) if there are too many."""
-        self._groups.check_may_commit(self.name, topic, offsets)
+        self._groups.offsets.check_may_commit(self.name, topic, offsets)
         for queue_id, offset in offsets.items():
-            self._groups.commit(self.name, topic, queue_id, offset)
+            self._groups.offsets.commit(self.name, topic, queue_id, offset)
 
     def reset(self, topic: str, offsets: Mapping[int, int]) -> None:
         """Make the next pull of each queue start at its new offset. Raises `Refused` (BUSY) if there are too many."""
-        self._groups.check_may_commit(self.name, topic, offsets)
-        self._groups.reset(self.name, topic, offsets)
+        self._groups.offsets.check_may_commit(self.name, topic, offsets)
+        self._groups.offsets.reset(self.name, topic, offsets)
 
 
 @final
@@ -330,20 +330,20 @@ class ConsumeGrant:
 
     def offset(self, queue_id: int) -> int:
         """Return the group's committed offset in that queue, -1 if there is none."""
-        return self._groups.offset(self.group, self.topic, queue_id)
+        return self._groups.offsets.get(self.group, self.topic, queue_id)
 
     def commit(self, queue_id: int, offset: int) -> None:
         """Commit *offset*: the group has consumed everything below it. Raises `Refused` (BUSY): too many offsets."""
-        self._groups.check_may_commit(self.group, self.topic, (queue_id,))
-        self._groups.commit(self.group, self.topic, queue_id, offset)
+        self._groups.offsets.check_may_commit(self.group, self.topic, (queue_id,))
+        self._groups.offsets.commit(self.group, self.topic, queue_id, offset)
 
     def pending_reset(self, queue_id: int) -> int:
         """Return the offset of the pending reset, -1 if there is none."""
-        return self._groups.pending_reset(self.group, self.topic, queue_id)
+        return self._groups.offsets.pending_reset(self.group, self.topic, queue_id)
 
     def take_reset(self, queue_id: int) -> int:
         """Return the offset of the pending reset like `pending_reset`, and clear it."""
-        return self._groups.take_reset(self.group, self.topic, queue_id)
+        return self._groups.offsets.take_reset(self.group, self.topic, queue_id)
 
 
 @final
@@ -436,7 +436,7 @@ class BrokerGrant:
 
     def offsets_in_steps(self) -> Steps[list[bytes]]:
         """Return the committed offsets of all groups as JSON."""
-        return self._groups.offsets_in_steps()
+        return self._groups.offsets.json_in_steps()
 
     def statistics(self) -> StoreStatistics:
         """Return the store's counters."""

@@ -44,14 +44,14 @@ def load(broker: Broker) -> None:
     if not listed and len(broker.topics):
         _drop_deleted(broker)
     tables.load(groups.table)
-    tables.load(groups.offsets_table)
-    tables.load(groups.light_offsets_table)
-    is_older = groups.offsets_position > broker.store.readable  # the log, than the table
-    if is_older or groups.offsets_position < 0:
+    tables.load(groups.offsets.table)
+    tables.load(groups.offsets.light_table)
+    is_older = groups.offsets.position > broker.store.readable  # the log, than the table
+    if is_older or groups.offsets.position < 0:
         # RocketMQ wrote the offsets, or they are of another log: all offsets noted in our log so far are older.
-        groups.offsets_position = broker.store.readable
-        groups.has_foreign_pops = any(topic.name.startswith(REVIVE_PREFIX) for topic in broker.topics)
-        groups.offsets_changed()
+        groups.offsets.position = broker.store.readable
+        groups.offsets.has_foreign_pops = any(topic.name.startswith(REVIVE_PREFIX) for topic in broker.topics)
+        groups.offsets.note_changed()
     _lower_offsets(broker, unused=0 if is_older else NO_END)
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
     for topic in broker.topics.read_again():
@@ -73,7 +73,7 @@ def _lower_offsets(broker: Broker, unused: int) -> None:
         queue = find(topic, queue_id)
         return queue.next_offset if queue is not None and queue.next_offset else unused
 
-    lowered = broker.groups.lower_offsets(end_of)
+    lowered = broker.groups.offsets.lower(end_of)
     if lowered:
         log.warning("%d committed offsets were beyond the last message of their queue; lowered them to it", lowered)
 

@@ -20,13 +20,13 @@ def take_over(owner: Owner, topic: str, group: str, queue_id: int, leases: Mappi
     if found is None or not found.has_readable(queue_id) or owner.groups.get(group) is None:
         return 0
     queue, key = found.queue(queue_id), Key("", group, topic, queue_id)
-    committed = min(owner.groups.offset(group, topic, queue_id), queue.next_offset)
+    committed = min(owner.groups.offsets.get(group, topic, queue_id), queue.next_offset)
     known = {offset: lease for offset, lease in leases.items() if queue.first_offset <= offset < queue.next_offset}
     if committed >= 0:
         known = {offset: lease for offset, lease in known.items() if offset < committed}
     if not known:
         return 0
-    owner.groups.commit(group, topic, queue_id, min(known))
+    owner.groups.offsets.commit(group, topic, queue_id, min(known))
     if committed < 0 or len(known) > room:
         owner.notes.begin(key, min(known))
         return 0

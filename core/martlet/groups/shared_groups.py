@@ -93,7 +93,7 @@ class SharedGroups:
         topics.deleted.append(self._topic_deleted)
         topics.make_room = self.unused.make_room_for_topic
         groups.changed.append(self._group_changed)
-        groups.was_reset.append(self._was_reset)
+        groups.offsets.was_reset.append(self._was_reset)
 
     @property
     def room(self) -> int:
@@ -149,7 +149,7 @@ class SharedGroups:
         found = readable(self.topics, topic)
         if policy is None:
             self.groups.reader(group, topic)
-            self.groups.check_may_commit(group, topic, range(found.read_queues))
+            self.groups.offsets.check_may_commit(group, topic, range(found.read_queues))
         scope = policy.scope if policy is not None else ""
         shared_group = self.in_memory.get(topic, group, scope)
         if shared_group is not None:
@@ -327,7 +327,7 @@ class SharedGroups:
                 self._drop(known.on(topic))
 
     def _group_changed(self, group: str) -> None:
-        deleted = self.groups.get(group) is None and not self.groups.topics_of(group)
+        deleted = self.groups.get(group) is None and not self.groups.offsets.topics_of(group)
         for shared_group in self.in_memory.of_consumers(group):
             shared_group.queues.apply_retries()
             self._look(shared_group)

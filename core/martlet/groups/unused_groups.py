@@ -224,7 +224,7 @@ class UnusedGroups:
         topic = place[0]
         if delete_topic:
             self._owner.topics.delete(topic)  # with the state of its groups
-            self._owner.groups.forget_topic(topic)
+            self._owner.groups.offsets.forget_topic(topic)
             self.topics += 1
         else:
             self._owner.drop(place)
@@ -242,7 +242,7 @@ class _Use:
         marks = max((queue.marks for queue in queues), default=0)
         self.is_personal = bool(marks & AUTO_DELETE)
         name = topic.name
-        owns_topic = bool(marks & OWNS_TOPIC) and not owner.groups.groups_of(name)
+        owns_topic = bool(marks & OWNS_TOPIC) and not owner.groups.offsets.groups_of(name)
         is_followed = owner.tails.follows(name) or len(owner.state.known.groups(name)) > 1
         # Whether the topic goes with the group, or will once its followers have left.
         self.deletes = owns_topic and not is_followed and (self.is_personal or self._is_empty)

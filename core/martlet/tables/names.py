@@ -5,7 +5,11 @@ from typing import Final
 
 from martlet.errors import Reason, Refused
 
-__all__ = ["check"]
+__all__ = ["GROUPS_MAX", "check", "check_group_name"]
+
+# Each group may have a retry topic, which counts towards the limit of topics.
+GROUPS_MAX: Final = 40_000
+GROUP_CHARS_MAX: Final = 120  # RocketMQ 5.x TopicValidator/GroupValidator
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -20,3 +24,8 @@ def check(kind: str, name: str, chars_max: int) -> None:
     if len(name) > chars_max:
         text = f"The specified {kind} is {len(name)} characters long; the {kind} max length is {chars_max}."
         raise Refused(Reason.PARAMETER, text)
+
+
+def check_group_name(name: str) -> None:
+    """Raise `Refused` (PARAMETER) unless *name* is a valid group name."""
+    check("group", name, GROUP_CHARS_MAX)

@@ -462,7 +462,7 @@ async def test_a_backlog_on_disk_is_pushed_to_subscribers_and_groups(tmp_path: P
             await member.say(f"ACK 1 0 {offsets[0]} {offsets[-1]}")
             got += len(offsets)
         await member.quiet()
-        assert made.broker.groups.offset("G", "t", 0) == 4000
+        assert made.broker.groups.offsets.get("G", "t", 0) == 4000
 
 
 async def test_a_thousand_slow_consumers_cost_numbers_and_hold_nobody_up(tmp_path: Path) -> None:
@@ -688,7 +688,7 @@ async def test_a_reset_moves_groups(tmp_path: Path) -> None:
         assert len(await talk.batch(1)) == 3
         await talk.say("ACK 1 0 0 2")
         await talk.quiet()
-        made.broker.groups.reset("G", "t", {0: 2})
+        made.broker.groups.offsets.reset("G", "t", {0: 2})
         assert await talk.bodies(1, number=1) == ["c"]
 
 
@@ -739,7 +739,7 @@ async def test_an_acknowledged_message_gives_its_credit_back_and_is_committed(tm
             await member.quiet()
             await member.say(f"ACK 1 0 {n}")
         await member.quiet()
-        assert made.broker.groups.offset("G", "t", 0) == 3
+        assert made.broker.groups.offsets.get("G", "t", 0) == 3
         assert await member.ask("ACK 1 0 2") == (
             "ERR NOT_HELD subscription 1 does not hold message 2 of queue 0; its lease may have ended"
         )
@@ -752,7 +752,7 @@ async def test_a_range_is_acknowledged_at_once(tmp_path: Path) -> None:
         await member.messages(50)
         await member.say("ACK 1 0 0 49")
         await member.quiet()
-        assert made.broker.groups.offset("G", "t", 0) == 50
+        assert made.broker.groups.offsets.get("G", "t", 0) == 50
 
 
 async def test_when_a_holder_dies_its_messages_go_to_another_at_once(tmp_path: Path) -> None:
@@ -784,7 +784,7 @@ async def test_a_message_of_a_silent_holder_goes_to_another_when_its_lease_ends(
         assert (await silent.ask("ACK 1 0 0")).startswith("ERR NOT_HELD")
         await other.say("ACK 1 0 0")
         await other.quiet()
-        assert made.broker.groups.offset("G", "t", 0) == 1
+        assert made.broker.groups.offsets.get("G", "t", 0) == 1
 
 
 async def test_extend_keeps_a_lease(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
@@ -800,7 +800,7 @@ async def test_extend_keeps_a_lease(tmp_path: Path, autojump_clock: trio.testing
         await (other if holder is busy else busy).quiet()
         await holder.say("ACK 1 0 0")
         await holder.quiet()
-        assert made.broker.groups.offset("G", "t", 0) == 1
+        assert made.broker.groups.offsets.get("G", "t", 0) == 1
 
 
 async def test_a_message_that_is_refused_comes_back_after_its_delay(
@@ -833,7 +833,7 @@ async def test_what_is_delivered_in_vain_too_often_goes_to_the_dead_letter_topic
         assert letter.body == b"poison"
         assert letter.properties.startswith(b"k\x01v\x02DLQ_ORIGIN_TOPIC\x01t\x02DLQ_ORIGIN_MESSAGE_ID\x01")
         await member.quiet()
-        assert made.broker.groups.offset("G", "t", 0) == 1
+        assert made.broker.groups.offsets.get("G", "t", 0) == 1
         assert made.broker.shared_groups.statistics()["dead_letters"] == 1
 
 

@@ -171,7 +171,7 @@ class Checks:
 
         Our own offsets are never ahead of what is durable in the log, so a greater one is RocketMQ's.
         """
-        offset = self._broker.groups.offset(CID, HALF_TOPIC, 0)
+        offset = self._broker.groups.offsets.get(CID, HALF_TOPIC, 0)
         if self._held.state.halves.first() < offset <= self._held.half_queue.next_offset:
             self._held.handled_before = offset
             log.info("RocketMQ has handled the half messages before offset %d", offset)
@@ -218,8 +218,8 @@ class Checks:
         except StoreFailed:
             return
         groups = self._broker.groups
-        groups.commit(CID, HALF_TOPIC, 0, half)
-        groups.commit(CID, OP_TOPIC, 0, op)
+        groups.offsets.commit(CID, HALF_TOPIC, 0, half)
+        groups.offsets.commit(CID, OP_TOPIC, 0, op)
 
     def statistics(self) -> dict[str, object]:
         return {

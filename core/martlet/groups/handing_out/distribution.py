@@ -140,12 +140,15 @@ class Distribution:
         context = self._context
         if context.policy is not None:
             return False
-        return context.owner.groups.pending_reset(context.group, context.topic.name, queue.store_queue.queue_id) >= 0
+        return (
+            context.owner.groups.offsets.pending_reset(context.group, context.topic.name, queue.store_queue.queue_id)
+            >= 0
+        )
 
     def _begin_reset(self, queue_id: int) -> None:
         """Begin again with queues in which the group was reset, before the generation of a delivery is chosen."""
         context = self._context
-        if context.policy is None and context.owner.groups.has_resets(context.group, context.topic.name):
+        if context.policy is None and context.owner.groups.offsets.has_resets(context.group, context.topic.name):
             for queue in [queue for queue in self._may_have(queue_id) if self._is_reset(queue)]:
                 self._queues.begin_again(queue)
 

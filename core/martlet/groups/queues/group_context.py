@@ -118,4 +118,4 @@ class GroupContext:
     def commit_offset(self, queue_id: int, offset: int) -> None:
         """Commit *offset* of a consumer group."""
         if self.policy is None:
-            self.owner.groups.commit(self.group, self.topic.name, queue_id, offset)
+            self.owner.groups.offsets.commit(self.group, self.topic.name, queue_id, offset)

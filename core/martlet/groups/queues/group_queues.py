@@ -207,9 +207,9 @@ def first_leases(
     known, offset = owner.notes.stored(key), first
     if context.policy is None:
         groups = owner.groups
-        if groups.take_reset(context.group, key.topic, queue.queue_id) >= 0:
+        if groups.offsets.take_reset(context.group, key.topic, queue.queue_id) >= 0:
             known = None
-        offset = groups.offset(context.group, key.topic, queue.queue_id)
+        offset = groups.offsets.get(context.group, key.topic, queue.queue_id)
     if known is not None and known.next > queue.next_offset:
         known = None  # the state is of a deleted topic
     if known is not None:

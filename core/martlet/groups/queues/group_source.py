@@ -79,7 +79,7 @@ class GroupSource:
             return
         # A queue added while the group was inactive is read from its beginning, as it is for an active group.
         known = any(context.owner.notes.stored(context.key(each)) for each in range(context.topic.read_queues))
-        committed = context.policy is None and context.owner.groups.committed(context.group, context.topic.name)
+        committed = context.policy is None and context.owner.groups.offsets.committed(context.group, context.topic.name)
         queues.follow(new=not (known or committed))
         self._listen()
 

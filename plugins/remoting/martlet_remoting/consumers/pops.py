@@ -395,7 +395,7 @@ class PopGroups:
         self.stopping = False
         # Before the shared groups, which keep a deleted group while it has members.
         broker.groups.changed.insert(0, self._group_changed)
-        broker.groups.was_reset.append(self._was_reset)
+        broker.groups.offsets.was_reset.append(self._was_reset)
         broker.topics.changed.append(self._topic_changed)
 
     def find(self, name: str, topic: str) -> PopGroup | None:

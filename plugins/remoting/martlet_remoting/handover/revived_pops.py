@@ -147,7 +147,7 @@ class RevivedPops:
         self._read = 0
         self._topics = [topic.name for topic in broker.topics if topic.name.startswith(REVIVE_PREFIX)]
         # If the broker is killed before the end, the next start takes over everything again.
-        self._wanted = broker.groups.has_foreign_pops
+        self._wanted = broker.groups.offsets.has_foreign_pops
         # Of RocketMQ's timers nothing is believed beyond the newest record of its log.
         timers = broker.store.queues.find(TIMER_TOPIC, 0) if self._wanted else None
         self._newest_ms = broker.store.lookup.newest_ms() if timers is not None and timers.next_offset else 0
@@ -174,22 +174,22 @@ class RevivedPops:
         # So that RocketMQ, and the next start after it, do not read them again.
         for queue, end in ends:
             if end > 0:
-                broker.groups.commit(REVIVE_GROUP, queue.topic, queue.queue_id, end - 1)
+                broker.groups.offsets.commit(REVIVE_GROUP, queue.topic, queue.queue_id, end - 1)
         self._save()
         text_ = "RocketMQ has used this store: %d messages are leased that it had popped; %d records read, %d damaged"
         log.info(text_, leased, self._read, points.damaged)
 
     def _save(self) -> None:
         groups = self._broker.groups
-        groups.has_foreign_pops = False
-        groups.offsets_changed()
+        groups.offsets.has_foreign_pops = False
+        groups.offsets.note_changed()
         try:
             problem = save(self._broker)
         except OSError:
-            groups.has_foreign_pops = True
+            groups.offsets.has_foreign_pops = True
             raise
         if problem:
-            groups.has_foreign_pops = True
+            groups.offsets.has_foreign_pops = True
             raise StoreError(problem)
         self._wanted = False
 
@@ -201,7 +201,7 @@ class RevivedPops:
 
     async def _revive_queue(self, points: CheckPoints, queue: Queue) -> tuple[Queue, int]:
         """Read what the revive group has not consumed; return the end."""
-        consumed = self._broker.groups.offset(REVIVE_GROUP, queue.topic, queue.queue_id)
+        consumed = self._broker.groups.offsets.get(REVIVE_GROUP, queue.topic, queue.queue_id)
         return queue, await self._read_all(points, queue, consumed + 1)
 
     async def _timers(self, points: CheckPoints, queue: Queue) -> tuple[Queue, int]:
@@ -215,7 +215,7 @@ class RevivedPops:
             read_ms = min(read_ms, self._newest_ms + TIMER_PRECISION_MS)
             in_wheel, begin_ms = min(of_this, of_master), read_ms
         start = await self._broker.turns.finish(store.lookup.offset_by_time(queue, begin_ms - INVISIBLE_MS_MAX))
-        start = max(start, groups.offset(REVIVE_GROUP, queue.topic, queue.queue_id) + 1)
+        start = max(start, groups.offsets.get(REVIVE_GROUP, queue.topic, queue.queue_id) + 1)
         oldest = store.readers.end_offset(queue) - TIMERS_MAX
         if start < oldest:
             text_ = "%d records of %s are too many to read; RocketMQ's pops in the first %d are not taken over"
