@@ -356,7 +356,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "The tail of a topic",
         "martlet.delivery.tail_reader",
-        ("Tails: of", "TailReader: attach detach hand_on"),
+        ("Tails: of", "TailReader: attach detach"),
     ),
     Chapter("What an interest finds", "martlet.delivery.routing.division", ("Interest", "Route")),
     Chapter("Runs of messages", "martlet.delivery.runs", ("Run", "Frames", "Receiver")),

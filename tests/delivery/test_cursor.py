@@ -24,7 +24,7 @@ from martlet.delivery.cursor import Cursor, CursorPlace, Permit
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.feed import Feed
 from martlet.delivery.routing.route_cache import RouteCache
-from martlet.delivery.tail_reader import RECEIVER_US, RECEIVERS_COUNTED
+from martlet.delivery.tail_routing import RECEIVER_US, RECEIVERS_COUNTED
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.records.layout import ENTRY_BYTES

@@ -307,13 +307,13 @@ async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:
         routes.add("a", receiver)
         data = b"frame 0frame 1frame 2"
         placed = [broker.publish(Message("t", b"", tag("a"), queue_id)) for queue_id in (0, 1, 0)]
-        reader.hand_on("mqtt 3.1.1", [each.position for each in placed], data, [7, 14, 21])
+        reader.routing.hand_on("mqtt 3.1.1", [each.position for each in placed], data, [7, 14, 21])
         broker.store.committer.commit()
         frames = receiver.runs[0].frames(Encoding("mqtt 3.1.1", never))
         assert (frames.data, list(frames.ends)) == (data, [7, 14, 21])
         assert frames.data is data
         assert receiver.runs[0].frames(LINES).data == b"0:0:\n1:0:\n0:1:\n"
-        assert reader._handed.size == 0
+        assert reader.routing._handed.size == 0
 
 
 async def test_frames_of_messages_that_were_not_stored_after_all_are_not_used_for_others() -> None:
@@ -323,7 +323,7 @@ async def test_frames_of_messages_that_were_not_stored_after_all_are_not_used_fo
         receiver = Listening()
         routes.add("a", receiver)
         lost = broker.publish(Message("t", b"lost", tag("a"), 0)).position
-        reader.hand_on("bodies", [lost], b"lost", [4])
+        reader.routing.hand_on("bodies", [lost], b"lost", [4])
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
             broker.store.committer.commit()
@@ -339,8 +339,8 @@ async def test_frames_may_begin_anywhere_in_what_the_publisher_sent() -> None:
         receiver = Listening()
         routes.add("a", receiver)
         positions = [broker.publish(Message("t", b"", tag("a"), 0)).position for _ in range(2)]
-        reader.hand_on("e", positions, b"other onetwo rest", [9, 12], 6)
-        reader.hand_on("none", [], b"other", [])
+        reader.routing.hand_on("e", positions, b"other onetwo rest", [9, 12], 6)
+        reader.routing.hand_on("none", [], b"other", [])
         broker.store.committer.commit()
         (run,) = receiver.runs
         assert run.frames(Encoding("e", lambda piece: [b"new" for _ in parts(piece)])).data == b"onetwo"
@@ -373,7 +373,7 @@ async def test_frames_of_several_publishers_leave_together(publishers: int) -> N
         sent = [b"first of %d, second of %d" % (number, number) for number in range(publishers)]
         for data in sent:
             placed = [broker.publish(Message("t", b"", tag("a"), 0)) for _ in range(2)]
-            reader.hand_on("e", [each.position for each in placed], data, [data.index(b",") + 1, len(data)])
+            reader.routing.hand_on("e", [each.position for each in placed], data, [data.index(b",") + 1, len(data)])
         broker.store.committer.commit()
         (run,) = receiver.runs
         assert run.frames(Encoding("e", lambda piece: [b"new" for _ in parts(piece)])).data == b"".join(sent)
@@ -386,10 +386,10 @@ async def test_a_run_with_other_messages_between_is_joined_or_encoded() -> None:
         routes.add("a", receiver)
         names = ["a", "a", "b", "a"]
         placed = [broker.publish(Message("t", name.encode(), tag(name), 0)) for name in names]
-        reader.hand_on("e", [each.position for each in placed], b"AABA", [1, 2, 3, 4])
+        reader.routing.hand_on("e", [each.position for each in placed], b"AABA", [1, 2, 3, 4])
         broker.store.committer.commit()
         positions = [broker.publish(Message("t", b"a", tag("a"), 0)).position for _ in range(2)]
-        reader.hand_on("e", positions[:1], b"A", [1])  # the other one is of somebody else
+        reader.routing.hand_on("e", positions[:1], b"A", [1])  # the other one is of somebody else
         broker.store.committer.commit()
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
         assert [run.frames(encoding).data for run in receiver.runs] == [b"AAA", b"newnew"]
@@ -402,11 +402,11 @@ async def test_frames_that_wait_are_bounded_and_forgotten() -> None:
         routes.add("a", receiver)
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
         for frame in (b"12345", b"67890", b"x"):
-            reader.hand_on("e", [broker.publish(Message("t", b"", tag("a"), 0)).position], frame, [len(frame)])
-        assert reader._handed.size == 10
+            reader.routing.hand_on("e", [broker.publish(Message("t", b"", tag("a"), 0)).position], frame, [len(frame)])
+        assert reader.routing._handed.size == 10
         broker.store.committer.commit()
         await broker.store.flusher.wait_flushed(broker.store.appended)
-        assert (reader._handed.size, bool(reader._handed)) == (0, False)
+        assert (reader.routing._handed.size, bool(reader.routing._handed)) == (0, False)
         assert receiver.runs[0].frames(encoding).data == b"newnewnew"  # one of the run is missing
 
 
@@ -417,19 +417,19 @@ async def test_a_reader_that_is_behind_forgets_the_frames_that_it_has_routed(mon
     class Watching(Listening):
         def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
             super().matched(run, grants)
-            handed.append(reader._handed.size)
+            handed.append(reader.routing._handed.size)
 
     async with broker_in_memory(flush="sync") as broker:
         reader, routes = follow(broker)
         receiver = Watching()
         routes.add("a", receiver)
         positions = [broker.publish(Message("t", b"", tag("a"), 0)).position for _ in range(20)]
-        reader.hand_on("e", positions, b"x" * 20, range(1, 21))
+        reader.routing.hand_on("e", positions, b"x" * 20, range(1, 21))
         broker.store.committer.commit()
         await broker.store.flusher.wait_flushed(broker.store.appended)
         await trio.testing.wait_all_tasks_blocked()
         assert handed == [20, 20, 20]  # they came together
-        assert (reader._handed.size, bool(reader._handed)) == (0, False)
+        assert (reader.routing._handed.size, bool(reader.routing._handed)) == (0, False)
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
         assert b"".join(run.frames(encoding).data for run in receiver.runs) == b"x" * 20
 

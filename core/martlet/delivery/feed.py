@@ -135,9 +135,14 @@ class Feed:
     def hand_on(
         self, topic: str, encoding: str, positions: Sequence[int], data: bytes, ends: Sequence[int], start: int = 0
     ) -> None:
-        """Use the given frames for messages just published to *topic*, like `TailReader.hand_on`."""
-        if self._reader is not None and topic in self.topics:
-            self._reader.hand_on(encoding, positions, data, ends, start)
+        """Use the given frames of messages just published to *topic* for receivers with *encoding*.
+
+        Frame *i* of *data* ends before ``ends[i]``, the first one begins at *start*, and it belongs to the message at
+        ``positions[i]`` of the log. Frames are kept until the messages are readable, but at most
+        `delivery.encoded_bytes` in total; further messages are encoded again.
+        """
+        if self._reader is not None and self._reader.has_interests and topic in self.topics:
+            self._reader.routing.hand_on(encoding, positions, data, ends, start)
 
     def cursors(self) -> Iterable[Cursor]:
         """All open cursors."""
@@ -146,7 +151,7 @@ class Feed:
     def forget_routes(self) -> None:
         """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
         if self._reader is not None:
-            self._reader.rules_changed()
+            self._reader.routing.rules_changed()
         self._tail.forget_routes()
         self.catch_up.forget_routes()
 

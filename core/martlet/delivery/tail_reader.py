@@ -12,19 +12,16 @@ routed before it is durable.
 """
 
 import logging
-from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Final, final
 
 import trio
 
 from martlet.delivery.beginnings import Beginnings
-from martlet.delivery.handed import HandedFrames
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes, codes_between, unwatch, watch
-from martlet.delivery.merge import POSITION_OF, first_counts, merge
-from martlet.delivery.routing.division import Found, Grants, Interest, divide
-from martlet.delivery.routing.route_cache import in_pieces
-from martlet.delivery.runs import Frames, Run, make_runs
+from martlet.delivery.merge import first_counts, merge
+from martlet.delivery.routing.division import Found, Interest
+from martlet.delivery.tail_routing import RECEIVER_US, TailRouting
 from martlet.errors import Refused, StoreError
 from martlet.records.layout import names_of
 from martlet.runtime.steps import Budget, Steps
@@ -38,9 +35,6 @@ log = logging.getLogger("martlet.delivery")
 # For one slice of work: a message takes 5 us, one whose name has no cached route about 20.
 MESSAGES_A_SLICE: Final = 512
 BYTES_A_SLICE: Final = 1 << 20
-# A receiver of a run.
-RECEIVER_US: Final = 0.5
-RECEIVERS_COUNTED: Final = 1024
 READ_AGAIN_S: Final = 5.0
 
 
@@ -67,10 +61,8 @@ class TailReader:
         self._touched: dict[Queue, None] = {}  # queues with unrouted records
         self._listeners = Listeners()
         self._interests: dict[Interest, Beginnings | None] = {}
-        self._handed = HandedFrames()
-        self._undone = self._store.committer.undone
-        self._routing: Steps[None] | None = None  # of records that were read, if it takes several turns
-        self._rules = 0  # counts the changes of rules for routes
+        self.routing = TailRouting(tails.store, names, tails.handed_bytes_max)
+        self._unrouted: Steps[None] | None = None  # routes records that were read, if it takes several turns
         self._topics: dict[str, Topic] = {}  # those of ``names`` that exist
         for topic in topics:
             self.follow(topic)
@@ -125,8 +117,8 @@ class TailReader:
             self._leave_queue(queue)
         self._routed.clear()
         self._touched.clear()
-        self._handed.clear()
-        self._routing = None
+        self.routing.clear()
+        self._unrouted = None
 
     @property
     def has_interests(self) -> bool:
@@ -141,7 +133,7 @@ class TailReader:
     @property
     def is_behind(self) -> bool:
         """Whether there are readable records that are not routed yet."""
-        return bool(self._touched) or self._routing is not None
+        return bool(self._touched) or self._unrouted is not None
 
     def routed(self, queue: Queue) -> int:
         """Return the offset of *queue* from which on the attached interests are asked."""
@@ -164,7 +156,7 @@ class TailReader:
     def attach(self, interest: Interest, beginnings: Beginnings | None = None) -> None:
         """Route new records by *interest* from now on; *beginnings* has filters that join it at later positions."""
         if not self._interests:
-            self._routing = None
+            self._unrouted = None
             self._touched.clear()
             for queue in self._routed:
                 self._routed[queue] = self.readers.end_offset(queue)
@@ -174,20 +166,6 @@ class TailReader:
         """Stop routing by *interest*."""
         self._interests.pop(interest, None)
         self._tails.release(self)
-
-    def hand_on(
-        self, encoding: str, positions: Sequence[int], data: bytes, ends: Sequence[int], start: int = 0
-    ) -> None:
-        """Use the given frames of messages just published for receivers with *encoding*.
-
-        Frame *i* of *data* ends before ``ends[i]``, the first one begins at *start*, and it belongs to the message at
-        ``positions[i]`` of the log. Frames are kept until the messages are readable, but at most
-        `delivery.encoded_bytes` in total; further messages are encoded again.
-        """
-        self._forget_undone()
-        limit = self._tails.handed_bytes_max
-        if self._interests and ends and self._handed.size + ends[-1] - start <= limit:
-            self._handed.add(encoding, positions, data, ends, start)
 
     # new records
 
@@ -278,92 +256,26 @@ class TailReader:
             if self._routed[queue] >= self.readers.end_offset(queue):
                 del self._touched[queue]
         self.viewed += len(found)
-        self._routing = self._route_all(found, readable)
+        self._unrouted = self._route_all(found, readable)
         self._route_some()
 
     # routing
 
     def _route_some(self) -> bool:
         """Route a slice of the records that were read; return True if more of them are left."""
-        if self._routing is None:
+        if self._unrouted is None:
             return False
-        if next(self._routing, self) is self:
-            self._routing = None
-        return self._routing is not None
-
-    def rules_changed(self) -> None:
-        """Find the routes of all further records again, also of those that were read."""
-        self._rules += 1
+        if next(self._unrouted, self) is self:
+            self._unrouted = None
+        return self._unrouted is not None
 
     def _route_all(self, found: list[Found], readable: int) -> Steps[None]:
         budget = Budget(RECEIVER_US)
         for interest, beginnings in list(self._interests.items()):
-            yield from self._route_by(interest, beginnings, found, budget)
+            yield from self.routing.route_by(interest, beginnings, found, budget)
         if not self._touched:
             self.position = max(self.position, readable)
-        if self._handed:
-            self._handed.drop_before(found[-1][0] + 1 if self._touched and found else self.position)
-
-    def _route_by(
-        self, interest: Interest, beginnings: Beginnings | None, found: list[Found], budget: Budget
-    ) -> Steps[None]:
-        """Give each receiver its records of *found*."""
-        end = stop = 0
-        while end < len(found):
-            if end == stop:
-                stop = len(found)
-                if beginnings:
-                    while not beginnings.begin(found[end][0]):
-                        yield
-                    stop = bisect_left(found, beginnings.first, end, key=POSITION_OF)
-            rules = self._rules
-            parts, end = divide(found, interest, end, stop)
-            for grants, part in parts:
-                if self._rules == rules:
-                    yield from self._give(grants, part, budget)
-                else:  # in a pause: those who still are receivers get the rest
-                    yield from self._give_again(interest, grants, part, budget)
-            if end < stop:
-                yield
-
-    def _give_again(self, interest: Interest, grants: Grants[Any], part: list[Found], budget: Budget) -> Steps[None]:
-        end = 0
-        while end < len(part):
-            parts, end = divide(part, interest, end)
-            for receivers, rest in parts:
-                yield from self._give({each: receivers[each] for each in receivers if each in grants}, rest, budget)
-            if end < len(part):
-                yield
-
-    def _give(self, grants: Grants[Any], part: list[Found], budget: Budget) -> Steps[None]:
-        runs = make_runs(part)
-        if self._handed and len(runs) == 1:
-            self._use_handed(runs[0], part)
-        for run in runs:
-            for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
-                for receiver, values in receivers:
-                    try:
-                        receiver.matched(run, values)
-                    except Exception:  # a bug of one receiver must not cost the others their messages
-                        self._log_failed(run)
-                if budget.is_over(count):
-                    yield
-
-    def _log_failed(self, run: Run) -> None:
-        log.exception("a receiver of topic[%s] failed and misses %d messages", ", ".join(self.names), run.count)
-
-    def _use_handed(self, run: Run, found: list[Found]) -> None:
-        """Use frames that were handed on for *run*, which consists of *found*."""
-        self._forget_undone()
-        for encoding, data, ends in self._handed.find([each[0] for each in found]):
-            run.keep(encoding, Frames(data, ends))
-
-    def _forget_undone(self) -> None:
-        """Drop all frames if messages were undone after they were published: others get their positions."""
-        undone = self._store.committer.undone
-        if undone != self._undone:
-            self._undone = undone
-            self._handed.clear()
+        self.routing.routed(found[-1][0] + 1 if self._touched and found else self.position)
 
 
 @final

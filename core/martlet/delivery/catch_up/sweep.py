@@ -15,7 +15,8 @@ from martlet.delivery.merge import POSITION_OF, merge
 from martlet.delivery.routing.division import STEPS_A_SLICE, Found, Grants, Route
 from martlet.delivery.routing.route_cache import RouteCache, in_pieces
 from martlet.delivery.runs import make_runs
-from martlet.delivery.tail_reader import RECEIVER_US, RECEIVERS_COUNTED, TailReader
+from martlet.delivery.tail_reader import TailReader
+from martlet.delivery.tail_routing import RECEIVER_US, RECEIVERS_COUNTED
 from martlet.records.codec import tags_code
 from martlet.runtime.steps import Budget, Steps
 from martlet.store import Queue, ReadResult, Store
