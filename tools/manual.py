@@ -237,9 +237,10 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.access",
         (
             "Gate: publish publish_all find_queue note_unawaited give_back reply check_publish check_message "
-            "find_topic subscribe follow may_follow join consume open_session query query_group query_broker "
-            "query_keys record_at manage manage_group manage_broker shared_group allows check "
-            "transactions external",
+            "find_topic subscribe follow may_follow join consume open_session shared_group allows check "
+            "queries admin transactions external",
+            "QueryGate: topic group broker keys record_at",
+            "AdminGate: topic group broker",
             "TransactionGate: end end_together force resume",
             "ExternalGate: begin stage prepare commit abort abort_prepared",
             "TopicOffsets: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "

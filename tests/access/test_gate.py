@@ -80,15 +80,15 @@ async def test_each_decision_is_asked_for_once_until_the_rules_change() -> None:
         for _ in range(3):
             gate.publish(Message("t", b"x"))
             gate.publish_all([Message("t", b"x")] * 2)
-            gate.query("t")
-            broker.gate(Identity("ann")).query("t")  # another connection of the same client
+            gate.queries.topic("t")
+            broker.gate(Identity("ann")).queries.topic("t")  # another connection of the same client
         assert ledger.asked == [("ann", "publish", "t"), ("ann", "read", "t")]
         ledger.denied = {("publish", "t"), ("read", "t")}
         gate.publish(Message("t", b"x"))
         broker.rules.changed()
         assert broker.rules.generation == generation + 1
         refused(lambda: gate.publish(Message("t", b"x")))
-        refused(lambda: gate.query("t"))
+        refused(lambda: gate.queries.topic("t"))
 
 
 async def test_queues_for_a_run_are_given_once_their_topic_was_allowed() -> None:
@@ -164,13 +164,13 @@ async def test_a_record_is_shown_to_whoever_may_read_a_queue_that_has_it(denied:
         broker.store.committer.commit()
         gate, _ = guarded(broker, *(("read", name) for name in denied))
         if shown:
-            assert await gate.record_at(placed.position) is not None
+            assert await gate.queries.record_at(placed.position) is not None
         else:
             with pytest.raises(Refused, match="read"):
-                await gate.record_at(placed.position)
+                await gate.queries.record_at(placed.position)
         if "t" in denied:
             with pytest.raises(Refused):
-                await gate.record_at(plain.position)
+                await gate.queries.record_at(plain.position)
 
 
 async def test_an_identity_does_not_get_the_decisions_of_another() -> None:
@@ -306,13 +306,13 @@ async def test_a_record_is_shown_to_those_who_may_read_its_topic() -> None:
         placed = gate.publish(Message("t", b"x"))
         broker.store.committer.commit()
         await broker.store.flusher.wait_flushed(placed.end)
-        assert await gate.record_at(placed.position) is not None
-        assert await gate.record_at(-1) is None
-        assert await gate.record_at(placed.position + 1) is None
+        assert await gate.queries.record_at(placed.position) is not None
+        assert await gate.queries.record_at(-1) is None
+        assert await gate.queries.record_at(placed.position + 1) is None
         ledger.denied = {("read", "t")}
         broker.rules.changed()
         with pytest.raises(Refused, match="may not read"):
-            await gate.record_at(placed.position)
+            await gate.queries.record_at(placed.position)
 
 
 async def test_a_session_belongs_to_the_identity_that_opened_it() -> None:

@@ -33,15 +33,15 @@ from martlet.tables.groups import Group, Groups
 from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC, Topics
 
 GRANTS: dict[type, Callable[[Gate], object]] = {
-    TopicGrant: lambda gate: gate.query("T"),
-    TopicAdminGrant: lambda gate: gate.manage("T"),
-    TopicOffsets: lambda gate: gate.query_group("G").topic_offsets("T"),
-    GroupGrant: lambda gate: gate.query_group("G"),
-    GroupAdminGrant: lambda gate: gate.manage_group("G"),
+    TopicGrant: lambda gate: gate.queries.topic("T"),
+    TopicAdminGrant: lambda gate: gate.admin.topic("T"),
+    TopicOffsets: lambda gate: gate.queries.group("G").topic_offsets("T"),
+    GroupGrant: lambda gate: gate.queries.group("G"),
+    GroupAdminGrant: lambda gate: gate.admin.group("G"),
     ConsumeGrant: lambda gate: gate.consume("G", "T"),
     PublishGrant: lambda gate: gate.check_publish("T"),
-    BrokerGrant: lambda gate: gate.query_broker(),
-    BrokerAdminGrant: lambda gate: gate.manage_broker(),
+    BrokerGrant: lambda gate: gate.queries.broker(),
+    BrokerAdminGrant: lambda gate: gate.admin.broker(),
 }
 CASES = [pytest.param(kind, make, id=kind.__name__) for kind, make in GRANTS.items()]
 # The topic argument of a group's grant names which of the group's offsets are meant.
@@ -77,7 +77,7 @@ async def test_a_grant_for_one_topic_changes_no_other() -> None:
         for name in ("T", "U"):
             broker.topics.ensure(name, 2)
             broker.groups.offsets.commit("G", name, 0, 1)
-        grant = broker.gate(ANONYMOUS).manage("T")
+        grant = broker.gate(ANONYMOUS).admin.topic("T")
         assert grant.update(4, 4).read_queues == 4
         assert grant.delete()
         assert not grant.delete()
@@ -90,7 +90,7 @@ async def test_a_grant_for_one_group_changes_no_other() -> None:
         for name in ("G", "H"):
             broker.groups.ensure(name)
             broker.groups.offsets.commit(name, "T", 0, 1)
-        grant = broker.gate(ANONYMOUS).manage_group("G")
+        grant = broker.gate(ANONYMOUS).admin.group("G")
         with pytest.raises(Refused, match="permission is for group 'G'") as caught:
             grant.update(Group("H", consume_enable=False))
         assert caught.value.reason is Reason.NO_PERMISSION
@@ -112,7 +112,7 @@ async def test_nobody_changes_a_topic_of_the_broker_itself(topic: str) -> None:
     async with broker_in_memory() as broker:
         if topic in BROKER_TOPICS:
             broker.topics.ensure(topic, 3)
-        grant = broker.gate(ANONYMOUS).manage(topic)
+        grant = broker.gate(ANONYMOUS).admin.topic(topic)
         for attempt in (lambda: grant.update(1, 1), grant.delete):
             with pytest.raises(Refused, match="it is internal to the broker"):
                 attempt()
@@ -127,7 +127,7 @@ async def test_grants_that_are_kept_do_not_outlive_a_change_of_rules() -> None:
         grant = gate.consume("G", "T")
         assert gate.consume("G", "T") is grant
         broker.authorizers = (lambda identity, action, name: (action, name) != ("read", "T"),)
-        for attempt in (lambda: gate.consume("G", "T"), lambda: gate.query("T")):
+        for attempt in (lambda: gate.consume("G", "T"), lambda: gate.queries.topic("T")):
             with pytest.raises(Refused, match="may not read"):
                 attempt()
 
@@ -158,8 +158,8 @@ async def test_bytes_in_a_body_that_look_like_a_record_are_none() -> None:
         position = real + body_at
         assert await position_of_body(broker, forged(position, "T")) == position
         assert broker.store.lookup.record_at(position) is not None
-        assert await gate.record_at(position) is None
-        found = await gate.record_at(real)
+        assert await gate.queries.record_at(position) is None
+        found = await gate.queries.record_at(real)
         assert found is not None
         assert RecordView(found).queue_offset == 1
 
@@ -176,7 +176,7 @@ async def test_a_forged_record_does_not_show_the_messages_after_it() -> None:
         data = broker.store.lookup.record_at(position)
         assert data is not None
         assert b"the secret" in data  # that is what the store alone takes for a record
-        assert await broker.gate(ANONYMOUS).record_at(position) is None
+        assert await broker.gate(ANONYMOUS).queries.record_at(position) is None
 
 
 @pytest.mark.parametrize("topic", sorted(BROKER_TOPICS))
@@ -186,12 +186,12 @@ async def test_records_of_internal_topics_are_shown_to_administrators_only(topic
         placed = broker.publish(Message(topic, b"half", b"KEYS\x01k\x02", 0))
         broker.store.committer.commit()
         gate = broker.gate(ANONYMOUS)
-        assert await gate.record_at(placed.position) is not None
+        assert await gate.queries.record_at(placed.position) is not None
         broker.authorizers = (lambda identity, action, name: action == "read",)
         with pytest.raises(Refused, match="may not manage the broker"):
-            await gate.record_at(placed.position)
+            await gate.queries.record_at(placed.position)
         with pytest.raises(Refused, match="may not manage the broker"):
-            gate.query_keys(topic, b"k", 1, 0, 1 << 62, 1 << 20)
+            gate.queries.keys(topic, b"k", 1, 0, 1 << 62, 1 << 20)
 
 
 async def test_a_record_of_a_deleted_topic_is_shown_no_more() -> None:
@@ -200,9 +200,9 @@ async def test_a_record_of_a_deleted_topic_is_shown_no_more() -> None:
         placed = broker.publish(Message("T", b"x", b"", 0))
         broker.store.committer.commit()
         gate = broker.gate(ANONYMOUS)
-        assert await gate.record_at(placed.position) is not None
+        assert await gate.queries.record_at(placed.position) is not None
         broker.topics.delete("T")
-        assert await gate.record_at(placed.position) is None
+        assert await gate.queries.record_at(placed.position) is None
 
 
 async def test_the_event_loop_does_not_wait_for_a_record_on_the_disk() -> None:
@@ -213,9 +213,9 @@ async def test_the_event_loop_does_not_wait_for_a_record_on_the_disk() -> None:
         broker.store.committer.commit()
         gate = broker.gate(ANONYMOUS)
         disk.on_loop = disk.off = 0
-        assert await gate.record_at(placed[0].position) is not None
+        assert await gate.queries.record_at(placed[0].position) is not None
         assert (disk.on_loop, disk.off) == (0, 1)
-        assert await gate.record_at(1 << 40) is None
+        assert await gate.queries.record_at(1 << 40) is None
         assert (disk.on_loop, disk.off) == (0, 1)
 
 
@@ -227,7 +227,7 @@ async def test_the_event_loop_does_not_wait_for_an_entry_on_the_disk() -> None:
         broker.store.committer.commit()
         await broker.store.upkeep.checkpointer.checkpoint()
     async with broker_in_memory(fake) as broker:
-        topic_offsets = broker.gate(ANONYMOUS).query("T")
+        topic_offsets = broker.gate(ANONYMOUS).queries.topic("T")
         disk.on_loop = disk.off = 0
         turns = Turns(disk.off_loop)
         assert await turns.finish(topic_offsets.position_at(0, 5)) == placed[5].position

@@ -13,6 +13,7 @@ from martlet.access.grant import (
     TopicGrant,
     TopicOffsets,
 )
+from martlet.access.queries import AdminGate, QueryGate
 from martlet.access.replies import NO_CORRELATION, Replies, is_uncorrelated
 from martlet.access.rules import Rules
 from martlet.access.transactions import ExternalGate, TransactionGate
@@ -20,6 +21,7 @@ from martlet.access.transactions import ExternalGate, TransactionGate
 __all__ = [
     "ANONYMOUS",
     "NO_CORRELATION",
+    "AdminGate",
     "Authentication",
     "BrokerAdminGrant",
     "BrokerGrant",
@@ -29,6 +31,7 @@ __all__ = [
     "GroupAdminGrant",
     "GroupGrant",
     "PublishGrant",
+    "QueryGate",
     "Replies",
     "Rules",
     "TopicAdminGrant",

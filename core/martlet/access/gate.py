@@ -13,18 +13,13 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Protocol, TypeVar, final
 
 from martlet.access.grant import (
-    BrokerAdminGrant,
-    BrokerGrant,
     ConsumeGrant,
-    GroupAdminGrant,
-    GroupGrant,
     PublishGrant,
-    TopicAdminGrant,
-    TopicGrant,
     TopicOffsets,
     check_not_closed,
     is_closed,
 )
+from martlet.access.queries import AdminGate, QueryGate, check_shown
 from martlet.access.rules import Decisions, FollowPermit, GroupPermit, name_of_group
 from martlet.access.transactions import ExternalGate, TransactionGate
 from martlet.contracts import ExternalTransactions, Identity, Router, Transactions
@@ -40,14 +35,12 @@ from martlet.groups.membership import Membership
 from martlet.groups.shared_groups import SharedGroups
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message, Placed
-from martlet.records.layout import RecordView
-from martlet.runtime.steps import Steps
 from martlet.sessions.session import Session
 from martlet.sessions.sessions import Sessions
 from martlet.state.journal import Journal
-from martlet.store import KeyQueryResult, Store
+from martlet.store import Store
 from martlet.store.append.items import AppendItem, AppendResult, properties_of, queue_of
-from martlet.store.format.light import MULTI, light_places, light_topics, may_be_indexed
+from martlet.store.format.light import MULTI, light_topics, may_be_indexed
 from martlet.store.format.tags import find_tags
 from martlet.store.queues.queues import Queue
 from martlet.tables.groups import TOOLS_GROUP, Groups
@@ -221,6 +214,16 @@ class Gate:
         """Transactions that a system outside of the broker coordinates, such as a Spark query."""
         return ExternalGate(self, self._behind.capability(ExternalTransactions))
 
+    @property
+    def queries(self) -> QueryGate:
+        """Queries about topics, groups, messages and the broker."""
+        return QueryGate(self, *self._tables)
+
+    @property
+    def admin(self) -> AdminGate:
+        """The actions of administrators."""
+        return AdminGate(self, *self._tables)
+
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.
 
@@ -384,7 +387,7 @@ class Gate:
         if grant is None:
             self.check("read", RETRY_PREFIX + group)
             if group == TOOLS_GROUP and topic in BROKER_TOPICS:
-                self._check_shown(topic)
+                check_shown(self, topic)
             else:
                 self._check_open(topic)
                 self.check("read", topic)
@@ -409,70 +412,3 @@ class Gate:
     ) -> tuple[Session, bool]:
         """Return the session *name* of this identity, like `Sessions.open`, and whether it existed before."""
         return self._behind.sessions.open(protocol, self.identity.name, name, position, lost, expiry_s=expiry_s)
-
-    # queries
-
-    def query(self, topic: str) -> TopicGrant:
-        """Return the grant for queries about *topic*; requires ``read``."""
-        self.check("read", topic)
-        return TopicGrant(*self._tables, topic)
-
-    def query_group(self, group: str) -> GroupGrant:
-        """Return the grant for queries about *group* and for its members; requires ``read`` on it."""
-        self.check("read", RETRY_PREFIX + group)
-        return GroupGrant(*self._tables, group)
-
-    def query_broker(self) -> BrokerGrant:
-        """Return the grant for queries about the whole broker; requires ``read`` on the empty name."""
-        self.check("read", "")
-        return BrokerGrant(*self._tables)
-
-    def query_keys(
-        self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, bytes_max: int
-    ) -> Steps[KeyQueryResult]:
-        """Return the records of *topic* with *key*, like `Lookup.query_keys`; requires ``read``.
-
-        For internal topics it requires ``manage`` on the broker.
-        """
-        self._check_shown(topic)
-        return self._behind.store.lookup.query_keys(topic, key, count_max, begin_ms, end_ms, bytes_max)
-
-    async def record_at(self, position: int) -> bytes | None:
-        """Return the record at *position* of the log; None if no intact record starts there.
-
-        Requires the same permissions as `query_keys`, or ``read`` on a light topic of the record. Waits for the disk in
-        a worker thread.
-        """
-        data = await self._behind.store.lookup.record_far(position)
-        if data is not None and not self._may_read_light(RecordView(data)):
-            self._check_shown(RecordView(data).topic)
-        return data
-
-    def _may_read_light(self, record: RecordView) -> bool:
-        """Whether the identity may read *record* in one of the light queues that contain it."""
-        if record.properties.find(MULTI) < 0 or not may_be_indexed(record.topic_bytes):
-            return False
-        named = [name for name, _ in light_places(record.topic_bytes, record.properties)]
-        return any(self.allows("read", name.decode("utf-8", "replace")) for name in named)
-
-    def _check_shown(self, topic: str) -> None:
-        self.check("read", topic)
-        if is_closed(topic):
-            self.check("manage", "")
-
-    # administration
-
-    def manage(self, topic: str) -> TopicAdminGrant:
-        """Return the grant to create, change or delete *topic*; requires ``manage``."""
-        self.check("manage", topic)
-        return TopicAdminGrant(*self._tables, topic)
-
-    def manage_group(self, group: str) -> GroupAdminGrant:
-        """Return the grant to create, change, reset or delete *group*; requires ``manage``."""
-        self.check("manage", RETRY_PREFIX + group)
-        return GroupAdminGrant(*self._tables, group)
-
-    def manage_broker(self) -> BrokerAdminGrant:
-        """Return the grant to change the whole broker; requires ``manage`` on the empty name."""
-        self.check("manage", "")
-        return BrokerAdminGrant(*self._tables)

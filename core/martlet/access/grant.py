@@ -124,7 +124,7 @@ class TopicOffsets(_Grant):
 
 @final
 class TopicGrant(TopicOffsets):
-    """One topic, for queries; returned by `Gate.query`."""
+    """One topic, for queries; returned by `QueryGate.topic`."""
 
     __slots__ = ()
 
@@ -147,7 +147,7 @@ class TopicGrant(TopicOffsets):
 
 @final
 class TopicAdminGrant(TopicOffsets):
-    """One topic, for changes; returned by `Gate.manage`."""
+    """One topic, for changes; returned by `AdminGate.topic`."""
 
     __slots__ = ()
 
@@ -189,7 +189,7 @@ class TopicAdminGrant(TopicOffsets):
 
 
 class GroupGrant(_Grant):
-    """One consumer group, for queries and for its members; returned by `Gate.query_group`."""
+    """One consumer group, for queries and for its members; returned by `QueryGate.group`."""
 
     __slots__ = ()
 
@@ -232,7 +232,7 @@ class GroupGrant(_Grant):
 
 @final
 class GroupAdminGrant(GroupGrant):
-    """One consumer group, for changes; returned by `Gate.manage_group`."""
+    """One consumer group, for changes; returned by `AdminGate.group`."""
 
     __slots__ = ()
 
@@ -378,7 +378,7 @@ class PublishGrant(_Grant):
 
 
 class BrokerGrant:
-    """The whole broker, for queries; returned by `Gate.query_broker`."""
+    """The whole broker, for queries; returned by `QueryGate.broker`."""
 
     __slots__ = ("_groups", "_store", "_topics")
 
@@ -453,7 +453,7 @@ class BrokerGrant:
 
 @final
 class BrokerAdminGrant(BrokerGrant):
-    """The whole broker, for changes; returned by `Gate.manage_broker`."""
+    """The whole broker, for changes; returned by `AdminGate.broker`."""
 
     __slots__ = ()
 

@@ -185,7 +185,7 @@ class LineHandler:
 
     def _end_of(self, topic: str) -> str:
         try:
-            there = self._gate.query(topic).get() is not None
+            there = self._gate.queries.topic(topic).get() is not None
         except Refused as refused:
             return str(refused)
         return f"topic[{topic}] may not be read any more" if there else "the topic was deleted"
@@ -308,7 +308,7 @@ class LineHandler:
             cursors = Cursors(session.filters.get(topic.name, b""))
             # A queue that was added in the meantime is read from its beginning.
             otherwise = from_earliest if topic.name in session.filters else _start(packet)
-            figures = self._gate.query(topic.name)
+            figures = self._gate.queries.topic(topic.name)
             yield from cursors.check(figures)
             if self._sessions.get(name) is not session:
                 raise Refused(Reason.BUSY, f"another connection took {name!r} over; subscribe again to take it back")
@@ -406,7 +406,7 @@ class LineHandler:
         if packet.last >= source.cursor(packet.queue_id):
             text = f"message {packet.last} of queue {packet.queue_id} was not sent; ACK only messages that were"
             raise Refused(Reason.PARAMETER, text)
-        if feed.cursors.move(packet.queue_id, packet.last + 1, self._gate.query(feed.topic).readable):
+        if feed.cursors.move(packet.queue_id, packet.last + 1, self._gate.queries.topic(feed.topic).readable):
             feed.session.subscribe(feed.topic, feed.cursors.pack())
 
     def _settle_otherwise(self, packet: Nack | Extend | Unsubscribe) -> None:

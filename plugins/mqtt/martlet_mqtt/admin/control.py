@@ -70,7 +70,7 @@ def answer_request(
             send({"error": f"a row is larger than the {limit} bytes that the client accepts"})
 
     try:
-        gate.manage_broker()
+        gate.admin.broker()
         if len(packet.payload) > REQUEST_BYTES_MAX:
             send({"error": f"the request has {len(packet.payload)} bytes; at most {REQUEST_BYTES_MAX} are accepted"})
             return

@@ -161,7 +161,7 @@ def set_request_mode(context: RequestContext, command: Command) -> Steps[bytes]:
     group, topic = text(body, "consumerGroup"), text(body, "topic")
     if not group or not topic:
         raise Refused(Reason.MALFORMED, "request mode update lacks consumerGroup or topic; send both")
-    grant = context.gate(command).manage_group(group)
+    grant = context.gate(command).admin.group(group)
     if topic.startswith(RETRY_PREFIX):
         raise Refused(Reason.NO_PERMISSION, "retry topic is not allowed to set mode")
     if grant.topic_offsets(topic).get() is None:
@@ -178,7 +178,7 @@ def set_request_mode(context: RequestContext, command: Command) -> Steps[bytes]:
 
 def all_request_modes(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the modes that were set, by topic and group."""
-    context.gate(command).query_broker()
+    context.gate(command).queries.broker()
     return reply_in_pieces(command, (yield from context.state.request_modes.json_in_steps()))
 
 

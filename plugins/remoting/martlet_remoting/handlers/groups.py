@@ -72,7 +72,7 @@ def heartbeat(context: RequestContext, command: Command) -> Steps[bytes]:
     for data in consumers:
         subscriptions = None if without_subscriptions else (yield from _subscriptions(state.broker, data, budget))
         if text(data, "groupName"):
-            grant = gate.query_group(text(data, "groupName"))
+            grant = gate.queries.group(text(data, "groupName"))
             changed = _consume(state.members, grant, member, data, fingerprint, subscriptions) or changed
         if budget.is_over(STEPS_OF_A_GROUP):
             yield
@@ -89,7 +89,7 @@ def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], budget: 
     """Refuse the whole heartbeat if the client may not consume one of its topics; producers need no permission."""
     for data in consumers:
         if group := text(data, "groupName"):
-            gate.query_group(group)
+            gate.queries.group(group)
             for item in items(data, "subscriptionDataSet"):
                 if topic := text(item, "topic"):
                     gate.consume(group, topic)
@@ -198,7 +198,7 @@ def unregister(context: RequestContext, command: Command) -> bytes:
 def consumer_list(context: RequestContext, command: Command) -> bytes:
     """Answer all live members of a group, including the requester."""
     name = command.text("consumerGroup")
-    context.gate(command).query_group(name)
+    context.gate(command).queries.group(name)
     group = context.state.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
@@ -263,10 +263,10 @@ def _owner(gate: Gate, body: dict[object, object], wanted: Iterable[MessageQueue
     if len(group) > TOPIC_CHARS_MAX or len(client_id) > CLIENT_ID_CHARS_MAX:
         text_ = f"consumerGroup of {len(group)} or clientId of {len(client_id)} characters is too long"
         raise Refused(Reason.PARAMETER, f"{text_}; at most {TOPIC_CHARS_MAX} and {CLIENT_ID_CHARS_MAX}")
-    gate.query_group(group)
+    gate.queries.group(group)
     budget = Budget()
     for topic in dict.fromkeys(queue.topic for queue in wanted):
-        gate.query(topic)
+        gate.queries.topic(topic)
         if budget.is_over(STEPS_OF_A_CHECK):
             yield
     return group, client_id

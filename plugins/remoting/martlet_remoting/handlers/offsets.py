@@ -31,7 +31,7 @@ NEAR_BYTES: Final = int(_memory_bytes() * MEMORY_RATIO)
 
 def _queue(context: RequestContext, command: Command) -> tuple[TopicGrant, int]:
     """Return the permission to read the topic of a request, and the id of the queue that it names."""
-    return context.gate(command).query(command.text("topic")), command.integer("queueId")
+    return context.gate(command).queries.topic(command.text("topic")), command.integer("queueId")
 
 
 def query_consumer_offset(context: RequestContext, command: Command) -> bytes | Steps[bytes]:

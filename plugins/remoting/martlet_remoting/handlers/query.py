@@ -23,7 +23,7 @@ def query_message(context: RequestContext, command: Command) -> Steps[Frame]:
     gate = context.gate(command)
     count_max = min(max(count_max, 1), FOUND_MAX)
     begin_ms, end_ms = command.integer("beginTimestamp"), command.integer("endTimestamp")
-    found = yield from gate.query_keys(topic, key.encode(), count_max, begin_ms, end_ms, ANSWER_BYTES_MAX)
+    found = yield from gate.queries.keys(topic, key.encode(), count_max, begin_ms, end_ms, ANSWER_BYTES_MAX)
     records = found.records
     if not records:
         text = f"can not find message, maybe time range not correct; no key {key!r:.80} in topic[{topic}]"
@@ -35,7 +35,7 @@ def query_message(context: RequestContext, command: Command) -> Steps[Frame]:
 async def view_message(context: RequestContext, command: Command) -> bytes:
     """Answer the record at a position of the log."""
     position = command.integer("offset")
-    data = await context.gate(command).record_at(position)
+    data = await context.gate(command).queries.record_at(position)
     if data is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {position}")
     return reply(command, body=data)

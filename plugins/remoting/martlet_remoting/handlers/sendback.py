@@ -28,9 +28,9 @@ FIRST_LEVEL: Final = 3  # 10 s; RocketMQ does not use the first two levels for r
 async def send_back(context: RequestContext, command: Command) -> bytes:
     """Store a copy of the record for its group; the answer is sent when it is durable."""
     state, gate, position = context.state, context.gate(command), command.integer("offset")
-    grant = gate.query_group(command.text("group"))
+    grant = gate.queries.group(command.text("group"))
     name = grant.name
-    data = await gate.record_at(position)
+    data = await gate.queries.record_at(position)
     record = found_record(data, position) if data is not None else None
     if record is not None:
         gate.consume(name, _readable_topic(gate, record))

@@ -198,7 +198,7 @@ async def list_transactions(context: RequestContext, command: Command) -> bytes:
 async def _find_by_id(
     context: RequestContext, gate: Gate, transactions: Transactions, key: str
 ) -> list[PendingTransaction]:
-    steps = gate.query_keys(HALF_TOPIC, key.encode(), FOUND_MAX, 0, 1 << 62, LISTED_BYTES)
+    steps = gate.queries.keys(HALF_TOPIC, key.encode(), FOUND_MAX, 0, 1 << 62, LISTED_BYTES)
     found = await context.state.broker.turns.finish(steps)
     listed: list[PendingTransaction] = []
     for half in decode_records(b"".join(found.records)):

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 def answer_request(context: Context, gate: Gate, peer: Peer, request: Subscribe, version: Version) -> Steps[None]:
     """Answer *request*, in slices. Raises `StompError` and `Refused`."""
-    gate.manage_broker()
+    gate.admin.broker()
     list_rows = _LISTS.get(request.destination)
     if request.destination.startswith(f"{DELETE}/"):
         row = _delete_queue(context, gate, request.destination.removeprefix(DELETE))
@@ -115,7 +115,7 @@ def _delete_queue(context: Context, gate: Gate, text: str) -> Row:
     if found.members:
         raise StompError(f"the queue {shown(text)} has {found.members} consumers; disconnect them first")
     if found.owns_topic:
-        gate.manage(topic).delete()
+        gate.admin.topic(topic).delete()
     else:
         shared_groups.forget(topic, group, context.policy)
     return _row_of(found)

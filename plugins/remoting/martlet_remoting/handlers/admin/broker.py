@@ -104,7 +104,7 @@ def _switches(switches: Mapping[str, bool], grant: BrokerGrant) -> dict[str, boo
 
 def get_config(context: RequestContext, command: Command) -> bytes:
     """Answer the configuration as key=value lines."""
-    grant = context.gate(command).query_broker()
+    grant = context.gate(command).queries.broker()
     return reply(
         command,
         {"version": dumps(grant.topics_version.as_json()).decode()},
@@ -117,7 +117,7 @@ def update_config(context: RequestContext, command: Command) -> bytes:
 
     The request may contain any setting with its current value: some tools send back all that they have read.
     """
-    state, grant = context.state, context.gate(command).manage_broker()
+    state, grant = context.state, context.gate(command).admin.broker()
     wanted = parse_properties(command.body)
     switches, config = _switches(state.switches, grant), broker_config(context, grant)
     changes = {name: _truth(name, value) for name, value in wanted.items() if name in switches}
@@ -167,7 +167,7 @@ def _switch(switches: dict[str, bool], grant: BrokerAdminGrant, changes: Mapping
 
 def runtime_info(context: RequestContext, command: Command) -> Steps[bytes]:
     """Answer the state of the broker; every value is text (RocketMQ KVTable)."""
-    state, grant = context.state, context.gate(command).query_broker()
+    state, grant = context.state, context.gate(command).queries.broker()
     now_ms = state.broker.clock.now_ms()
     stored = _store_info(state.counters, grant, (yield from grant.earliest_store_ms()))
     table = {**stored, **_rate_info(state.rates), **_broker_info(state.counters, now_ms)}
@@ -276,7 +276,7 @@ def _duration(ms: int) -> str:
 
 def ha_status(context: RequestContext, command: Command) -> bytes:
     """Answer that this is a master without slaves (HARuntimeInfo)."""
-    grant = context.gate(command).query_broker()
+    grant = context.gate(command).queries.broker()
     body = {
         "haClientRuntimeInfo": {
             "activated": False,
@@ -296,7 +296,7 @@ def ha_status(context: RequestContext, command: Command) -> bytes:
 
 def clean_old(context: RequestContext, command: Command) -> bytes:
     """Run retention now instead of at the next interval."""
-    context.gate(command).manage_broker().clean()
+    context.gate(command).admin.broker().clean()
     return reply(command)
 
 

@@ -35,7 +35,7 @@ def _connections(members: Iterable[RegisteredClient]) -> Iterator[dict[str, obje
 def consumer_connections(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the live members of a consumer group and their subscriptions."""
     name = command.text("consumerGroup")
-    context.gate(command).query_group(name)
+    context.gate(command).queries.group(name)
     group = context.state.members.group(name)
     if group is None:
         raise Declined(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
@@ -53,7 +53,7 @@ def consumer_connections(context: RequestContext, command: Command) -> Steps[Fra
 def producer_connections(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the live members of a producer group."""
     name = command.text("producerGroup")
-    context.gate(command).query_broker()
+    context.gate(command).queries.broker()
     members = context.state.members.producers.get(name)
     if not members:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
@@ -63,7 +63,7 @@ def producer_connections(context: RequestContext, command: Command) -> Steps[Fra
 
 def all_producers(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all live producers by group."""
-    context.gate(command).query_broker()
+    context.gate(command).queries.broker()
     groups = list(context.state.members.producers.items())
     table = Lazy((name, LazyList(_producers(list(members.values())))) for name, members in groups)
     return reply_in_pieces(command, (yield from dumps_in_steps({"data": table})))
@@ -115,20 +115,20 @@ def _pass_on(context: RequestContext, command: Command, ext: dict[str, object], 
 
 def running_info(context: RequestContext, command: Command) -> None:
     """Relay a request for a consumer's state."""
-    context.gate(command).manage_group(command.text("consumerGroup"))
+    context.gate(command).admin.group(command.text("consumerGroup"))
     _pass_on(context, command, dict(command.ext), command.body)
 
 
 async def consume_directly(context: RequestContext, command: Command) -> None:
     """Let one consumer consume one stored message, and answer the result."""
-    context.gate(command).manage_group(command.text("consumerGroup"))
+    context.gate(command).admin.group(command.text("consumerGroup"))
     message_id = command.text("msgId", "")
     ext = {**command.ext, "brokerName": context.state.broker.config.name}
     if not message_id:
         _pass_on(context, command, ext, command.body)
         return
     position = _position(message_id)
-    data = await context.gate(command).record_at(position)
+    data = await context.gate(command).queries.record_at(position)
     record = found_record(data, position)
     assert data is not None
     _pass_on(context, command, ext, data[: record.size])
@@ -168,7 +168,7 @@ class _Gathering:
 def consumer_status(context: RequestContext, command: Command) -> Steps[None]:
     """Ask all members of a group, or one of them, for their offsets in each queue."""
     topic, name, wanted = command.text("topic"), command.text("group"), command.text("clientAddr", "")
-    context.gate(command).manage_group(name)
+    context.gate(command).admin.group(name)
     group = context.state.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{name}]")

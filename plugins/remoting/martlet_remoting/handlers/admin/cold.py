@@ -21,7 +21,7 @@ def set_limits(context: RequestContext, command: Command) -> bytes:
     gate = context.gate(command)
     limits: dict[str, int] = {}
     for name, value in wanted.items():
-        if gate.manage_group(name).get() is None:
+        if gate.admin.group(name).get() is None:
             text = f"subscription group [{name:.80}] does not exist; create it with updateSubGroup"
             raise Refused(Reason.NO_GROUP, text)
         if not (value.isascii() and value.isdecimal() and len(value) <= DIGITS_MAX):
@@ -36,14 +36,14 @@ def remove_limit(context: RequestContext, command: Command) -> bytes:
     if not 0 < len(command.body) <= GROUP_BYTES_MAX:
         raise Refused(Reason.PARAMETER, f"body of {len(command.body)} bytes is not the name of a group; send its name")
     name = command.body.decode("utf-8", "replace")
-    context.gate(command).manage_group(name)
+    context.gate(command).admin.group(name)
     context.state.cold.limits.pop(name, None)
     return reply(command)
 
 
 def show_limits(context: RequestContext, command: Command) -> bytes:
     """Answer the limits, and what groups have read from the disk in the current window."""
-    context.gate(command).query_broker()
+    context.gate(command).queries.broker()
     return reply(command, body=dumps(context.state.cold.as_json()))
 
 

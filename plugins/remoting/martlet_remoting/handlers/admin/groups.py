@@ -35,7 +35,7 @@ def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[GroupAdminGrant
     table = {str(key): value for key, value in fields.items()}
     wanted = table.pop("attributes", None)
     group = Group.from_json(table)
-    grant = gate.manage_group(group.name)
+    grant = gate.admin.group(group.name)
     check_group_name(group.name)
     held = grant.get()
     changes = {str(key): str(value) for key, value in wanted.items()} if isinstance(wanted, dict) else {}
@@ -68,7 +68,7 @@ def update_groups(context: RequestContext, command: Command) -> Steps[bytes]:
 def delete_group(context: RequestContext, command: Command) -> bytes:
     """Delete a group; with cleanOffset (5.x tools) or removeOffset (4.x tools) also its offsets."""
     name = command.text("groupName")
-    grant = context.gate(command).manage_group(name)
+    grant = context.gate(command).admin.group(name)
     clean = command.boolean("cleanOffset") or command.boolean("removeOffset")
     grant.delete(clean_offsets=clean)
     return reply(command)
@@ -76,7 +76,7 @@ def delete_group(context: RequestContext, command: Command) -> bytes:
 
 def all_groups(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all groups, or one page of them."""
-    grant = context.gate(command).query_broker()
+    grant = context.gate(command).queries.broker()
     held, all_names = grant.groups_version, grant.groups()
     version = Version(held.counter, held.state_version, held.timestamp)
     names = page(command, "groupSeq", "maxGroupNum", version, all_names)
@@ -94,7 +94,7 @@ def all_groups(context: RequestContext, command: Command) -> Steps[Frame]:
 def one_group(context: RequestContext, command: Command) -> bytes:
     """Answer a group's configuration; unlike RocketMQ, create none: a mistyped or deleted one must not appear."""
     name = command.text("group")
-    group = context.gate(command).query_group(name).get()
+    group = context.gate(command).queries.group(name).get()
     if group is None:
         raise Refused(Reason.NO_GROUP, f"No group in this broker. group: {name}; create it with updateSubGroup")
     return reply(command, body=dumps(group.as_json()))
@@ -103,9 +103,9 @@ def one_group(context: RequestContext, command: Command) -> bytes:
 def forbid(context: RequestContext, command: Command) -> bytes:
     """Answer whether a group is forbidden to read a topic, after changing that if requested."""
     group, topic, gate = command.text("group"), command.text("topic"), context.gate(command)
-    grant = gate.query_group(group)
+    grant = gate.queries.group(group)
     if command.ext.get("readable") is not None:
-        admin = gate.manage_group(group)
+        admin = gate.admin.group(group)
         check_group_name(group)
         check_name(topic)
         admin.set_forbidden(topic, readable=command.boolean("readable"))

@@ -31,7 +31,7 @@ LONG_MAX: Final = (1 << 63) - 1
 def topic_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the first and last offset and the last store time of every queue of a topic."""
     state, name = context.state, command.text("topic")
-    grant = context.gate(command).query(name)
+    grant = context.gate(command).queries.topic(name)
     topic = existing_topic(grant)
     table: dict[MessageQueue, object] = {}
     budget = Budget(QUEUE_US)
@@ -85,7 +85,7 @@ def consume_stats(
 def group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the progress of a group in its topics."""
     state, group = context.state, command.text("consumerGroup")
-    grant = context.gate(command).query_group(group)
+    grant = context.gate(command).queries.group(group)
     wanted = [name for name in command.text("topicList", "").split(";") if name]
     if topic := command.text("topic", ""):
         wanted = [topic]
@@ -100,7 +100,7 @@ def group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
 def all_group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the progress of every group on this broker."""
     state, ordered = context.state, command.boolean("isOrder")
-    grant = context.gate(command).query_broker()
+    grant = context.gate(command).queries.broker()
     found: list[object] = []
     total, budget = 0, Budget(QUEUE_US)
     for group in grant.groups():
@@ -125,7 +125,7 @@ def all_group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
 def stats_data(context: RequestContext, command: Command) -> bytes:
     """Answer one of RocketMQ's statistics over the last minute, hour and day."""
     name, key = command.text("statsName"), command.text("statsKey")
-    context.gate(command).query_broker()
+    context.gate(command).queries.broker()
     place = (name, key)
     if key == context.state.broker.config.cluster:
         place = WHOLE_BROKER.get(name, place)
@@ -138,7 +138,7 @@ def stats_data(context: RequestContext, command: Command) -> bytes:
 def time_span(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer for each queue of a group the times of the first, last and last consumed message, and the delay."""
     state, name, group = context.state, command.text("topic"), command.text("group")
-    grant = context.gate(command).query(name)
+    grant = context.gate(command).queries.topic(name)
     topic = existing_topic(grant)
     spans: list[object] = []
     budget = Budget(QUEUE_US)
@@ -165,7 +165,7 @@ def time_span(context: RequestContext, command: Command) -> Steps[Frame]:
 def consumers_of_topic(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the groups of a topic: live ones that subscribe to it, and those with committed offsets."""
     state, topic = context.state, command.text("topic")
-    grant = context.gate(command).query(topic)
+    grant = context.gate(command).queries.topic(topic)
     alive = [name for name, group in state.members.consumers.items() if topic in group.subscriptions]
     yield
     names = list(dict.fromkeys(alive + grant.groups()))
@@ -175,7 +175,7 @@ def consumers_of_topic(context: RequestContext, command: Command) -> Steps[Frame
 def topics_of_group(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the topics with committed offsets of a group."""
     state, group = context.state, command.text("group")
-    grant = context.gate(command).query_group(group)
+    grant = context.gate(command).queries.group(group)
     address = state.registrar.address if state.registrar else ""
     names = grant.topics()
     return reply_in_pieces(command, (yield from dumps_in_steps({"brokerAddr": address, "topicList": names})))
@@ -184,7 +184,7 @@ def topics_of_group(context: RequestContext, command: Command) -> Steps[Frame]:
 def subscription_of_group(context: RequestContext, command: Command) -> bytes:
     """Answer a live group's subscription to a topic; empty if the group has no members."""
     group, topic = command.text("group"), command.text("topic")
-    context.gate(command).query_group(group)
+    context.gate(command).queries.group(group)
     live = context.state.members.group(group)
     held = live.subscriptions.get(topic) if live is not None else None
     body = {"group": group, "subscriptionData": held.as_json() if held is not None else None, "topic": topic}
@@ -193,7 +193,7 @@ def subscription_of_group(context: RequestContext, command: Command) -> bytes:
 
 def all_offsets(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the committed offsets of all groups."""
-    grant = context.gate(command).query_broker()
+    grant = context.gate(command).queries.broker()
     return reply_in_pieces(command, (yield from grant.offsets_in_steps()))
 
 
@@ -203,7 +203,7 @@ def correction_offsets(context: RequestContext, command: Command) -> Steps[bytes
     A group that takes over from others can be reset to these offsets.
     """
     topic = command.text("topic")
-    grant = context.gate(command).query(topic)
+    grant = context.gate(command).queries.topic(topic)
     left_out = {name for name in command.text("filterGroups", "").split(",") if name}
     slowest: dict[int, int] = {}
     budget = Budget()
@@ -226,7 +226,7 @@ def consume_queue(context: RequestContext, command: Command) -> Steps[bytes]:
     state = context.state
     topic, queue_id, index = command.text("topic"), command.integer("queueId"), command.integer("index")
     count = min(max(command.integer("count"), 0), QUEUE_ENTRIES_MAX)
-    grant = context.gate(command).query(topic)
+    grant = context.gate(command).queries.topic(topic)
     if not grant.has_used(queue_id):
         return _no_queue(grant, command, queue_id)
     live = state.members.group(command.text("consumerGroup", ""))

@@ -29,7 +29,7 @@ def reset(context: RequestContext, command: Command) -> Steps[Frame]:
     ``useServerSideResetOffset``). If that is switched off, it sends them to live consumers immediately.
     """
     state = context.state
-    grant = context.gate(command).manage_group(command.text("group"))
+    grant = context.gate(command).admin.group(command.text("group"))
     if state.switches["useServerSideResetOffset"]:
         return (yield from _reset_here(state.broker, state.parked, grant, command))
     return (yield from _reset_clients(state.broker, state.members, grant, command))
@@ -149,8 +149,8 @@ def clone(context: RequestContext, command: Command) -> Steps[bytes]:
     """Copy the offsets of one group to another."""
     state, gate = context.state, context.gate(command)
     source, target, topic = command.text("srcGroup"), command.text("destGroup"), command.text("topic", "")
-    copy = gate.manage_group(target)
-    original = gate.query_group(source)
+    copy = gate.admin.group(target)
+    original = gate.queries.group(source)
     check_group_name(target)
     live = state.members.group(source)
     subscribed = live.subscriptions if live is not None and not command.boolean("offline") else {}

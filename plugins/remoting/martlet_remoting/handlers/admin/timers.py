@@ -19,7 +19,7 @@ WITHIN_S: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 
 async def timer_metrics(context: RequestContext, command: Command) -> bytes:
     """Answer counts; with the fields ``from`` and ``count`` also that many messages that are due from then on."""
-    context.gate(command).query_broker()
+    context.gate(command).queries.broker()
     count = min(max(command.integer("count", 0), 0), LISTED_MAX)
     broker = context.state.broker
     timers = broker.capability(Timers)

@@ -58,7 +58,7 @@ def is_system(broker: Broker, name: str) -> bool:
 
 def _changeable(context: RequestContext, command: Command, name: str) -> TopicAdminGrant:
     """Return the grant to change topic *name*. Raises `Refused` for a system topic."""
-    grant = context.gate(command).manage(name)
+    grant = context.gate(command).admin.topic(name)
     check_name(name)
     if is_system(context.state.broker, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
@@ -212,7 +212,7 @@ def delete_topic(context: RequestContext, command: Command) -> bytes:
     name = command.text("topic")
     if not name.strip():
         raise Refused(Reason.PARAMETER, "The specified topic is blank.")
-    grant = context.gate(command).manage(name)
+    grant = context.gate(command).admin.topic(name)
     if is_system(context.state.broker, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
     grant.delete()
@@ -221,7 +221,7 @@ def delete_topic(context: RequestContext, command: Command) -> bytes:
 
 def all_topics(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all topics, or one page of them."""
-    grant = context.gate(command).query_broker()
+    grant = context.gate(command).queries.broker()
     held, topics = grant.topics_version, list(grant.topics())
     version = Version(held.counter, held.state_version, held.timestamp)
     found = page(command, "topicSeq", "maxTopicNum", version, topics)
@@ -252,18 +252,18 @@ def page(command: Command, start_field: str, count_field: str, version: Version,
 def one_topic(context: RequestContext, command: Command) -> bytes:
     """Answer one topic's configuration."""
     name = command.text("topic")
-    return reply(command, body=dumps(existing_topic(context.gate(command).query(name)).as_json()))
+    return reply(command, body=dumps(existing_topic(context.gate(command).queries.topic(name)).as_json()))
 
 
 def system_topic_list(context: RequestContext, command: Command) -> bytes:
     """Answer the names of system topics, which clients cannot use."""
-    context.gate(command).query_broker()
+    context.gate(command).queries.broker()
     return reply(command, body=dumps({"topicList": system_topics(context.state.broker)}))
 
 
 def clean_unused_topics(context: RequestContext, command: Command) -> Steps[bytes]:
     """Remove stored messages of topics that no longer exist."""
-    yield from context.gate(command).manage_broker().delete_unused_topics()
+    yield from context.gate(command).admin.broker().delete_unused_topics()
     return reply(command)
 
 
