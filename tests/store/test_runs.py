@@ -195,7 +195,7 @@ async def test_readable_is_no_further_than_everyone_has_confirmed(open_store: Op
 async def test_a_segment_is_reported_once_when_it_is_complete_and_durable(open_store: OpenStore, flush: str) -> None:
     store = await open_store(small_config(flush=flush))
     sealed: list[tuple[Segment, bytes]] = []
-    store.committer.on_sealed.append(lambda each: sealed.append((each, store.segments.read(each.start, 4096))))
+    store.flusher.on_sealed.append(lambda each: sealed.append((each, store.segments.read(each.start, 4096))))
     for number in range(9):
         store.writer.append(message(b"%d" % number * 900), 0)
         store.committer.commit()

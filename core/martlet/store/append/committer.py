@@ -1,23 +1,18 @@
 """Commits: one write to the operating system for everything appended since the last one.
 
-The committer also undoes appends whose write failed, and reports when records become readable and segments complete.
-
-Records that are *unawaited* need no fdatasync of their own: nobody waits until they are durable. A commit that has only
-such records, for queues that nobody watches except early readers (`readable.py`), asks for no flush at once. The log is
-durable in order, so whatever is awaited later takes them along.
+The committer also undoes appends whose write failed, and reports when records become readable.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias, final
 
 from martlet.errors import Refused, StoreFailed
 from martlet.runtime.clock import Clock
 from martlet.store.append.admission import Admission
+from martlet.store.append.awaited import Awaited
 from martlet.store.append.flusher import Flusher
 from martlet.store.append.readable import ReadableEnd
 from martlet.store.disk.page_cache import LogWriter
-from martlet.store.disk.segments import Segment
 from martlet.store.queues.queues import Queue
 
 __all__ = ["Appended", "Committer"]
@@ -49,26 +44,18 @@ class Committer:
         self._readable = readable
         self._index = index
         self._clock = clock
-        self._sync = flusher.is_sync
         flusher.on_moved = self.durable_moved
         # Appended but not yet committed, in order.
         self.pending: list[Appended] = []
         # Light queues that index pending records as well, and the ends of these records, in order.
         self.light: list[tuple[Queue, int]] = []
-        # How many of the pending records nobody waits for.
-        self._unawaited = 0
-        # Where parts of the log begin and end that are not durable and for which somebody waits, in order.
-        self._awaited: deque[tuple[int, int]] = deque()
+        self._awaited = Awaited(tail)
         # The store time of pending records; 0 if nothing was appended since the last commit.
         self.now_ms = 0
         # Called at the first append after a commit.
         self.on_commit_wanted: Callable[[], None] | None = None
         # Called once each by the next commit, to append its last records; may raise the same errors as `Writer.append`.
         self.before_commit: list[Callable[[], None]] = []
-        # Each is called with a segment once it is complete and durable: no more records are added to it.
-        self.on_sealed: list[Callable[[Segment], None]] = []
-        # Segments that are complete, but not yet durable.
-        self._full_segments: list[Segment] = []
         # Why everything appended since the last commit is lost, although those appends returned.
         self._lost: Refused | StoreFailed | None = None
         # How often appends were undone: other records get the positions that these had.
@@ -107,13 +94,13 @@ class Committer:
         The first of them is in *topic*, and the last one ends at *end*. Nothing is noted if other records were appended
         with them or instead.
         """
-        pending = self.pending
-        if len(pending) - self._unawaited < count:
+        pending, awaited = self.pending, self._awaited
+        if len(pending) - awaited.unawaited < count:
             return
         queue, *_ = pending[-count]
         _, _, last_end, _, _ = pending[-1]
         if last_end == end and queue.topic == topic:
-            self._unawaited += count
+            awaited.unawaited += count
 
     def commit(self) -> None:
         """Write everything appended since the last commit to the operating system, in one call.
@@ -199,10 +186,8 @@ class Committer:
             if lost:
                 self._lost = refused
             raise refused from error
-        if before.path:
-            self._full_segments.append(before)
         self._accept()
-        self._flusher.created()
+        self._flusher.began_after(before)
 
     def fail_next(self, error: Refused | StoreFailed) -> None:
         """Raise *error* from the next commit too: appends that returned to their callers were undone."""
@@ -214,15 +199,9 @@ class Committer:
         assert flusher.durable <= tail.written <= tail.position, "durable, written and appended are out of order"
         if flusher.failed is not None:
             self._admission.refusal = str(flusher.failed)
-        while self._full_segments and self._full_segments[0].end <= flusher.durable:
-            sealed = self._full_segments.pop(0)
-            for callback in self.on_sealed:
-                callback(sealed)
-        if self._sync:
-            awaited = self._awaited
-            while awaited and awaited[0][1] <= flusher.durable:
-                awaited.popleft()
-            self._readable.allow(flusher.durable, self._early_end())
+        if flusher.is_sync:
+            self._awaited.forget_before(flusher.durable)
+            self._readable.allow(flusher.durable, self._awaited.early_end)
         elif flusher.failed is not None:
             self._readable.announce()
 
@@ -231,7 +210,7 @@ class Committer:
 
         The end of a segment is written without a record, and answers may wait for it.
         """
-        if not self._sync:
+        if not self._flusher.is_sync:
             self._readable.allow(self._tail.written)
 
     def _accept(self) -> None:
@@ -239,7 +218,7 @@ class Committer:
         pending = self.pending
         if not pending:
             return
-        tail = self._tail
+        tail, awaited, is_sync = self._tail, self._awaited, self._flusher.is_sync
         _, start, _, _, _ = pending[0]
         _, _, end, self.last_store_ms, _ = pending[-1]
         assert end <= tail.written <= tail.position, "an accepted record is not written"
@@ -247,12 +226,12 @@ class Committer:
         self.appended_messages += len(pending)
         # Contiguous in one segment.
         self.appended_bytes += end - start
-        unawaited = self._sync and self._unawaited == len(pending) and not self.light
-        self._unawaited = 0
+        unawaited = is_sync and awaited.unawaited == len(pending) and not self.light
+        awaited.unawaited = 0
         # With sync flush, a watcher may be added before the records become readable.
         queues = {queue: None for queue, _, _, _, _ in pending}
         for queue in queues:
-            if self._sync or queue.watchers:
+            if is_sync or queue.watchers:
                 self._readable.touch(queue)
         self.pending = []
         for queue, _ in self.light:
@@ -263,8 +242,8 @@ class Committer:
             self._accept_unawaited(queues, start)
             return
         self._flusher.ask()
-        if self._sync:
-            self._note_awaited(start, tail.written)
+        if is_sync:
+            awaited.add(start)
         else:
             self._readable.allow(tail.written)
 
@@ -275,18 +254,7 @@ class Committer:
             flusher.ask()
         else:
             flusher.ask_later()
-        self._readable.allow_early(self._early_end(), queues)
-
-    def _note_awaited(self, start: int, end: int) -> None:
-        """Note that somebody waits until the log from *start* to *end* is durable."""
-        awaited = self._awaited
-        if awaited and awaited[-1][1] == start:
-            start = awaited.pop()[0]
-        awaited.append((start, end))
-
-    def _early_end(self) -> int:
-        """Return where the first records begin that are not durable and for which somebody waits."""
-        return self._awaited[0][0] if self._awaited else self._tail.written
+        self._readable.allow_early(self._awaited.early_end, queues)
 
     def _take_back(self) -> None:
         """Undo all pending appends; none was stored."""
@@ -297,7 +265,7 @@ class Committer:
     def take_back(self, count: int) -> None:
         """Return the queue offsets of the pending records, except the first *count*."""
         self.undone += 1
-        self._unawaited = min(self._unawaited, count)
+        self._awaited.unawaited = min(self._awaited.unawaited, count)
         kept = 0
         if count:
             _, _, kept, _, _ = self.pending[count - 1]

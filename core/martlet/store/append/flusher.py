@@ -13,6 +13,7 @@ import trio
 from martlet.errors import StoreFailed
 from martlet.store.disk.files import Files
 from martlet.store.disk.page_cache import LogWriter
+from martlet.store.disk.segments import Segment
 
 __all__ = ["Flusher"]
 
@@ -40,6 +41,10 @@ class Flusher:
         self.fsyncs = 0
         self.fsync_seconds = 0.0
         self.fsync_seconds_max = 0.0
+        # Each is called with a segment once it is complete and durable: no more records are added to it.
+        self.on_sealed: list[Callable[[Segment], None]] = []
+        # Segments that are complete, but not yet durable.
+        self._full_segments: list[Segment] = []
         self._dirty: set[str] = set()
         self._new_directory = False
         # What is written before this log position is wanted at once, the rest within the interval of `run_late`.
@@ -54,9 +59,11 @@ class Flusher:
         """Note that *path*, which was the last segment until now, has data that is not durable."""
         self._dirty.add(path)
 
-    def created(self) -> None:
-        """Note that the directory of the log has a new name."""
+    def began_after(self, full: Segment) -> None:
+        """Note that a segment began, whose name is new in the directory of the log, after *full* if that has a path."""
         self._new_directory = True
+        if full.path:
+            self._full_segments.append(full)
 
     def ask(self) -> None:
         """Request a flush by `run` of everything written; does not wait."""
@@ -202,6 +209,10 @@ class Flusher:
         self.fsyncs += 1
         self.fsync_seconds += seconds
         self.fsync_seconds_max = max(self.fsync_seconds_max, seconds)
+        while self._full_segments and self._full_segments[0].end <= target:
+            sealed = self._full_segments.pop(0)
+            for callback in self.on_sealed:
+                callback(sealed)
         self._announce()
         if self.wanted > target:
             self.ask()
