@@ -86,7 +86,7 @@ async def test_a_start_after_a_deletion_and_a_kill_reads_the_log_from_the_checkp
     await store.upkeep.checkpointer.checkpoint()
     store.deletions.delete_topic("T")
     store.flusher.flush_now()
-    store.upkeep.checkpointer._take_doomed(0)
+    store.upkeep.checkpointer._deleted.take(0)
     await (
         store.upkeep.checkpointer.checkpoint()
     )  # its files are gone, and the next kill comes before the checkpoint page

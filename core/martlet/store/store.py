@@ -44,6 +44,7 @@ from martlet.store.recovery.repair import Repairs
 from martlet.store.recovery.sizes import fit_sizes
 from martlet.store.statistics import Recovered, StoreStatistics
 from martlet.store.upkeep.checkpointer import Checkpointer
+from martlet.store.upkeep.deleted_topics import DeletedTopics
 from martlet.store.upkeep.deletions import Deletions
 from martlet.store.upkeep.disk_space import DiskSpace
 from martlet.store.upkeep.emptied_queues import EmptiedQueues
@@ -102,14 +103,15 @@ class Store:
             repairs,
             config.message_bytes_max,
         )
-        self.upkeep = self._make_upkeep(repairs, indexer, wakeup, clock)
-        self.deletions = Deletions(
-            self.queues, self.tail, self.flusher, self.readable_end, self.notes, self.upkeep.checkpointer
-        )
+        deleted = DeletedTopics(self.queues, wakeup)
+        self.upkeep = self._make_upkeep(repairs, indexer, deleted, wakeup, clock)
+        self.deletions = Deletions(self.queues, self.tail, self.flusher, self.readable_end, self.notes, deleted)
         # The results of the start.
         self.recovered = Recovered()
 
-    def _make_upkeep(self, repairs: Repairs, indexer: Indexer, wakeup: Wakeup, clock: Clock) -> StoreUpkeep:
+    def _make_upkeep(
+        self, repairs: Repairs, indexer: Indexer, deleted: DeletedTopics, wakeup: Wakeup, clock: Clock
+    ) -> StoreUpkeep:
         config, root, segments, queues = self.config, self.data_directory.path, self.segments, self.queues
         tail, flusher, admission, committer = self.tail, self.flusher, self.admission, self.committer
         first_offsets = FirstOffsets(queues, segments)
@@ -125,6 +127,7 @@ class Store:
             repairs,
             indexer,
             first_offsets,
+            deleted,
             wakeup,
         )
         age = SegmentAge(root, config, segments, committer, clock)

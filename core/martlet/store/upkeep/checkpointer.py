@@ -28,6 +28,7 @@ from martlet.store.queues.queue_journal import QueueJournal, encode_deletion, en
 from martlet.store.queues.queues import Queue, Queues, Unsaved
 from martlet.store.recovery.indexer import Indexer
 from martlet.store.recovery.repair import Repairs
+from martlet.store.upkeep.deleted_topics import DeletedTopics
 
 __all__ = ["Checkpointer"]
 
@@ -63,6 +64,7 @@ class Checkpointer:
         repairs: Repairs,
         indexer: Indexer,
         first_offsets: FirstOffsets,
+        deleted: DeletedTopics,
         wakeup: Wakeup,
     ) -> None:
         self._directory = directory
@@ -77,16 +79,12 @@ class Checkpointer:
         self._repairs = repairs
         self._indexer = indexer
         self._first_offsets = first_offsets
+        self._deleted = deleted
         self._wakeup = wakeup
         self._dirty_paths: set[str] = set()
         # The last checkpoint was made: nothing more is written.
         self._finished = False
         self.journal = QueueJournal(segments.files, directory)
-        # Deleted topics: the end of the record of the deletion, the topic, and its queues. The files are removed once
-        # that record is durable.
-        self._doomed: list[tuple[int, str, list[Queue]]] = []
-        # Deletions to write into the journal.
-        self._deletions: list[str] = []
         # Consume queues and checkpoint are durable below this log position.
         self.checkpointed = 0
         # There was no space for the checkpoint at startup; appends are refused until it is written.
@@ -102,7 +100,7 @@ class Checkpointer:
     def open_after(self, paths: set[str], deleted: list[str]) -> None:
         """Start after a recovery that changed *paths* and found the deletions of topics *deleted*."""
         self._dirty_paths |= paths
-        self._deletions = deleted
+        self._deleted.unjournaled = deleted
 
     def distrust(self, checkpoint: Checkpoint | None, *, clean: bool) -> None:
         """Invalidate the checkpoint, so that the next start rebuilds all queues if this one does not complete."""
@@ -110,11 +108,6 @@ class Checkpointer:
         position = max(before.position, self._segments.start)
         changed = replace(before, position=position, journal_generation=NO_JOURNAL, orderly=clean)
         write_checkpoint(self._files, f"{self._directory}/checkpoint", changed)
-
-    def delete_topic(self, topic: str, queues: list[Queue], end: int) -> None:
-        """Note that *topic* was deleted by the record that ends at *end*; the files of *queues* are removed later."""
-        self._doomed.append((end, topic, queues))
-        self._wakeup.set()
 
     async def repair_all(self) -> None:
         """Check every block of every queue and the key index, and rebuild what is damaged.
@@ -155,7 +148,7 @@ class Checkpointer:
 
     def _unfinished(self) -> bool:
         return (
-            bool(self._queues.dirty or self._doomed or self.owes_checkpoint or self._queues.rebuilt)
+            bool(self._queues.dirty or self._deleted or self.owes_checkpoint or self._queues.rebuilt)
             or self.checkpointed < self._tail.written
             or (self._indexer.keys is not None and self._indexer.keys.damaged)
         )
@@ -170,8 +163,7 @@ class Checkpointer:
         """Write the entries of records before *limit*, which are durable, and the key index to their files."""
         if self._finished:
             return
-        for topic, queues in self._take_doomed(limit):
-            self._queues.let_go(queues)
+        for topic in self._deleted.take(limit):
             # Queues created since then under the same name have nothing in files yet.
             await self._files.disk.off_loop(partial(self._queues.files.remove_topic, topic))
         dirty = iter(list(self._queues.dirty))
@@ -184,13 +176,6 @@ class Checkpointer:
                 self._queues.note_saved(each)
         if self._indexer.keys is not None:
             self._indexer.keys.active.save_entries()
-
-    def _take_doomed(self, limit: int) -> list[tuple[str, list[Queue]]]:
-        """Return the topics whose deletion is durable, below *limit*."""
-        due = [(topic, queues) for end, topic, queues in self._doomed if end <= limit]
-        self._doomed = [item for item in self._doomed if item[0] > limit]
-        self._deletions += [topic for topic, _ in due]
-        return due
 
     async def finish(self) -> None:
         """Make the last checkpoint of an orderly shutdown, after all threads have finished writing."""
@@ -236,11 +221,10 @@ class Checkpointer:
         queues = self._queues
         changed: Iterator[Queue] = iter(queues.changed)
         queues.changed = {}
-        deletions, self._deletions = self._deletions, []
+        deletions = self._deleted.take_unjournaled()
         if whole:
             # The files of queues deleted while entries were being saved still exist.
-            doomed = [queue for _, _, gone in self._doomed for queue in gone]
-            changed = chain(_each(list(queues.topics.values())), doomed)
+            changed = chain(_each(list(queues.topics.values())), self._deleted.queues_with_files())
         elif deletions:
             yield b"".join(map(encode_deletion, deletions))
         start = -1 if self._first_offsets.is_behind else self._segments.start
@@ -333,8 +317,7 @@ class Checkpointer:
         """Like `checkpoint`, but blocking; for startup and, with *orderly*, for shutdown."""
         self._indexer.drain_now()
         position = self._flusher.durable
-        for topic, queues in self._take_doomed(position):
-            self._queues.let_go(queues)
+        for topic in self._deleted.take(position):
             self._queues.files.remove_topic(topic)
         for queue in list(self._queues.dirty):
             self._dirty_paths |= self._queues.save(queue, position)

@@ -12,7 +12,7 @@ from martlet.store.append.note_writer import NoteWriter
 from martlet.store.append.readable import ReadableEnd
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.queues.queues import Queues
-from martlet.store.upkeep.checkpointer import Checkpointer
+from martlet.store.upkeep.deleted_topics import DeletedTopics
 
 __all__ = ["Deletions"]
 
@@ -28,14 +28,14 @@ class Deletions:
         flusher: Flusher,
         readable: ReadableEnd,
         notes: NoteWriter,
-        checkpointer: Checkpointer,
+        deleted: DeletedTopics,
     ) -> None:
         self._queues = queues
         self._tail = tail
         self._flusher = flusher
         self._readable = readable
         self._notes = notes
-        self._checkpointer = checkpointer
+        self._deleted = deleted
         self.on_deleted: list[Callable[[str], None]] = []
         # The log position after the newest deletion.
         self.end = 0
@@ -54,7 +54,7 @@ class Deletions:
         for queue in queues:
             self._readable.forget(queue)
         self.end = self._tail.written
-        self._checkpointer.delete_topic(topic, queues, self.end)
+        self._deleted.add(topic, queues, self.end)
         for tell in self.on_deleted:
             tell(topic)
 
