@@ -32,7 +32,7 @@ from martlet_mqtt.wire.scanner import AckRun, PublishRun
 
 __all__ = ["MqttHandler"]
 
-# User properties of a packet after which others have their turn: 1,000 take 10 ms.
+# User properties of a packet after which other clients have their turn: 1,000 take 10 ms.
 PROPERTIES_A_TURN: Final = 100
 FILTERS_A_TURN: Final = 8
 _PINGRESP: Final = b"\xd0\x00"
@@ -83,7 +83,7 @@ class MqttHandler:
             return self._handshake.authenticate_more(event)
         client = self.client
         if client is None or client.has_left:
-            # The client goes before it is accepted, or its session was taken over in the middle of a read.
+            # The client is not accepted yet, or its session was taken over in the middle of a read.
             if isinstance(event, Disconnect):
                 self._peer.close("")
             return None
@@ -144,7 +144,7 @@ class MqttHandler:
                 reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self._connection.version == V5 else 0
                 client.send(Ack(PacketType.PUBREL, packet_id, reason))
         else:
-            client.subscriptions.outgoing.flight.acknowledged(kind, ids)  # those of an earlier session say nothing
+            client.subscriptions.outgoing.flight.acknowledged(kind, ids)  # ignored for an earlier session
 
     def _disconnect(self, client: Client, packet: Disconnect) -> None:
         expiry_s = packet.properties.number(Property.SESSION_EXPIRY, -1)
@@ -165,7 +165,7 @@ class MqttHandler:
         if answer[0] == _CONNACK:
             self._connection.state = State.ACCEPTING  # so that the last packet is a CONNACK again
             if self.client is not None:
-                self.client.has_ended = False  # DISCONNECT after it means nothing
+                self.client.has_ended = False  # a DISCONNECT after the refused CONNACK does not count
         return replaced(answer, refused, self._connection.version)
 
     def collect(self, budget_bytes: int) -> None:
@@ -186,7 +186,7 @@ class MqttHandler:
 
 
 def _takes_long(event: Event) -> bool:
-    """Return whether others must have their turn before the next packet of this client."""
+    """Return whether other clients must have their turn before the next packet of this one."""
     if isinstance(event, PublishRun | AckRun | Pingreq | Pingresp | LongPacket | LargePublish):
         return False
     count = len(event.subscriptions) if isinstance(event, Subscribe) else 0

@@ -91,7 +91,7 @@ class StompConnection:
     )
 
     def __init__(self, heads: Sequence[KnownHeads], now: float) -> None:
-        """Begin at *now*; *heads* are those of all clients of the port, by version (`known_heads`)."""
+        """Begin at *now*; *heads* are the header lines shared by all clients of the port (`known_heads`)."""
         self._limits = heads[0].limits
         self._heads = heads
         self._buffer = bytearray()
