@@ -86,7 +86,7 @@ async def running(flush: str) -> AsyncIterator[tuple[Broker, TimerPlugin, Figure
             for service in plugin.martlet_services(broker):
                 served.nursery.start_soon(service)
             figures = Figures()
-            plugin.level_delivery.lateness = figures  # type: ignore[assignment]
+            plugin.level_delivery.rounds.lateness = figures  # type: ignore[assignment]
             yield broker, plugin, figures
 
 

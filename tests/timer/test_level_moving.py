@@ -119,7 +119,7 @@ async def test_delivered_messages_stay_delivered_when_their_newest_note_is_remov
         projections = running.broker.projections
 
         def release(name: str) -> None:
-            if running.plugin.level_delivery._rounds.are_waiting and not is_released.is_set():
+            if running.plugin.level_delivery.rounds.are_waiting and not is_released.is_set():
                 is_released.set()
                 running.serving.nursery.start_soon(projections.keeper.release, 8192)
 

@@ -55,7 +55,7 @@ class LevelDelivery:
         self._offsets = offsets
         self._clock = clock
         self._levels = DelayLevels(broker, delays_ms, clock, wall_ms, self.wake)
-        self._rounds = PublishedRounds(broker, plugin, offsets, clock)
+        self.rounds = PublishedRounds(broker, plugin, offsets, clock)
         self._wake = trio.Event()
         self._progress = trio.Event()
         self._failed_rounds = 0
@@ -64,9 +64,9 @@ class LevelDelivery:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver until cancelled."""
         store = self._store
-        if not self._rounds.stored:
+        if not self.rounds.stored:
             known = self._known()
-            self._rounds.stored = {level: low_of(ranges) for level, ranges in known.items()}
+            self.rounds.stored = {level: low_of(ranges) for level, ranges in known.items()}
             self._levels.restore(known)
         task_status.started()
         await self._offsets.adopt()
@@ -86,8 +86,8 @@ class LevelDelivery:
 
     def _return_to_log(self) -> None:
         """Continue after what was stored."""
-        self._rounds.forget()
-        self._levels.return_to(self._rounds.stored)
+        self.rounds.forget()
+        self._levels.return_to(self.rounds.stored)
 
     def _known(self) -> Delivered:
         """Return what was delivered before the start; a range beyond the end of a queue would skip what is sent now."""
@@ -106,8 +106,8 @@ class LevelDelivery:
         self._wake.set()
 
     def _flushed(self) -> None:
-        if self._rounds.are_waiting:
-            self._rounds.settle()
+        if self.rounds.are_waiting:
+            self.rounds.settle()
             self._wake.set()
             self._tell_progress()
 
@@ -124,9 +124,9 @@ class LevelDelivery:
         now = self._clock.now_ms()
         if earliest_ms > now:
             await trio.sleep((earliest_ms - now) / 1000)
-        due_ms = self._levels.next_due_ms() if self._rounds.has_room else NEVER
+        due_ms = self._levels.next_due_ms() if self.rounds.has_room else NEVER
         wait_s = max(due_ms - self._clock.now_ms(), 0.0) / 1000
-        if self._rounds.are_waiting:
+        if self.rounds.are_waiting:
             wait_s = min(wait_s, LOOK_S)
         with trio.move_on_after(wait_s):
             await self._wake.wait()
@@ -150,12 +150,12 @@ class LevelDelivery:
             self._failed_rounds += 1
             self._tell_progress()
             await trio.sleep(RETRY_S)
-            self._rounds.settle()
+            self.rounds.settle()
             self._return_to_log()
 
     async def _deliver_due(self) -> bool:
         """Deliver what is due now, in rounds; return False if rounds were undone."""
-        levels, rounds = self._levels, self._rounds
+        levels, rounds = self._levels, self.rounds
         if self._store.flusher.failed is not None:
             raise self._store.flusher.failed
         while rounds.settle():
@@ -194,14 +194,14 @@ class LevelDelivery:
     def _is_released(self, end: int, wanted: dict[int, int]) -> bool:
         """Return whether all that `DelayLevels.is_released` notes in *wanted*, and a newer note, are stored."""
         known = self._levels.is_released(end, wanted)
-        stored = all(self._rounds.stored.get(level, 0) >= offset for level, offset in wanted.items())
-        return known and stored and self._rounds.settled_end > self._levels.released_end
+        stored = all(self.rounds.stored.get(level, 0) >= offset for level, offset in wanted.items())
+        return known and stored and self.rounds.settled_end > self._levels.released_end
 
     def statistics(self) -> dict[str, object]:
         """Return counters, and by level how many messages wait and by how many ms the oldest one is late."""
         return {
             **self._levels.statistics(),
-            **self._rounds.statistics(),
+            **self.rounds.statistics(),
             "failed_rounds": self._failed_rounds,
             "clock_jumps": self._clock.jumps,
         }

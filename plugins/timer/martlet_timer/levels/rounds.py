@@ -77,6 +77,7 @@ class PublishedRounds:
       stored, noted: the offsets by level in the newest note that is stored, and in the newest one at all.
       settled_end: the log position after the newest round that is stored.
       published_end: the same of the newest one at all.
+      lateness: of deliveries, when they are stored.
     """
 
     def __init__(self, broker: "Broker", plugin: str, state: LevelState, clock: DelayClock) -> None:
@@ -90,7 +91,7 @@ class PublishedRounds:
         self.stored: dict[int, int] = {}
         self.noted: dict[int, int] = {}
         self.published_end = self.settled_end = 0
-        self._lateness = Lateness()
+        self.lateness = Lateness()
         self._delivered = self._moved_to_timers = self._postponed = self._undeliverable = 0
 
     @property
@@ -169,7 +170,7 @@ class PublishedRounds:
     def _count(self, made: Round) -> None:
         now = self._clock.now_ms()
         for due_ms in made.due_ms.values():
-            self._lateness.add(now - due_ms)
+            self.lateness.add(now - due_ms)
         self._delivered += len(made.due_ms)
         self._moved_to_timers += made.moved
         self._postponed += made.postponed
@@ -181,5 +182,5 @@ class PublishedRounds:
             "moved_to_timers": self._moved_to_timers,
             "postponed": self._postponed,
             "undeliverable": self._undeliverable,
-            **self._lateness.statistics(),
+            **self.lateness.statistics(),
         }
