@@ -1,1 +1,1 @@
-"""The end of the log (RocketMQ's CommitLog): what is appended, committed, made durable and readable."""
+"""The end of the log (RocketMQ's CommitLog): appending records, committing them, making them durable and readable."""

@@ -32,7 +32,7 @@ class Admission:
             raise Refused(Reason.UNAVAILABLE, self.refusal)
 
     def refuse(self, error: OSError) -> Refused | StoreFailed:
-        """Return what to raise for *error* of a write. A full disk is temporary; every other error is final."""
+        """Return the exception for *error* of a write. A full disk is temporary; every other error is final."""
         if is_full(error):
             self.refuse_full(error)
             return Refused(Reason.UNAVAILABLE, self.refusal)
@@ -49,7 +49,7 @@ class Admission:
         )
 
     def close(self, reason: str) -> None:
-        """Refuse all further appends because of *reason*, and log that once."""
+        """Refuse all further appends because of *reason*, and log the reason once."""
         if not self.refusal:
             logger.warning("writes are refused: %s", reason)
         self.refusal = reason

@@ -47,7 +47,7 @@ class Committer:
         flusher.on_moved = self.durable_moved
         # Appended but not yet committed, in order.
         self.pending: list[Appended] = []
-        # Light queues that index pending records as well, and the ends of these records, in order.
+        # Pairs of a light queue that indexes a pending record, and the end of that record, in order.
         self.light: list[tuple[Queue, int]] = []
         self._awaited = Awaited(tail)
         # The store time of pending records; 0 if nothing was appended since the last commit.
@@ -58,7 +58,7 @@ class Committer:
         self.before_commit: list[Callable[[], None]] = []
         # Why everything appended since the last commit is lost, although those appends returned.
         self._lost: Refused | StoreFailed | None = None
-        # How often appends were undone: other records get the positions that these had.
+        # The number of times appends were undone: their positions are used again by other records.
         self.undone = 0
         # Each is called with the log position from which on appends were undone.
         self.on_undone: list[Callable[[int], None]] = []
@@ -68,7 +68,7 @@ class Committer:
         self.last_store_ms = 0
 
     def read_clock(self) -> int:
-        """Return the store time for appends; it is the same until the next commit."""
+        """Return the store time for appends; it stays the same until the next commit."""
         if not self.now_ms:
             self.now_ms = self._clock.now_ms()
             if self.on_commit_wanted is not None:
@@ -76,9 +76,10 @@ class Committer:
         return self.now_ms
 
     def renew_clock(self) -> None:
-        """Give the next records their own store time.
+        """Give the next records a store time of their own.
 
-        Others have that of the first record since the last commit, which is some milliseconds old on a busy machine.
+        Other records have the store time of the first record since the last commit, which is some milliseconds old on a
+        busy machine.
         """
         if self.now_ms:
             self.now_ms = self._clock.now_ms()
@@ -89,10 +90,10 @@ class Committer:
             self.on_commit_wanted()
 
     def note_unawaited(self, topic: str, count: int, end: int) -> None:
-        """Note that nobody waits until the last *count* records are durable, which were just appended.
+        """Note that nobody waits until the last *count* records, which were just appended, are durable.
 
         The first of them is in *topic*, and the last one ends at *end*. Nothing is noted if other records were appended
-        with them or instead.
+        with them or instead of them.
         """
         pending, awaited = self.pending, self._awaited
         if len(pending) - awaited.unawaited < count:
@@ -105,8 +106,8 @@ class Committer:
     def commit(self) -> None:
         """Write everything appended since the last commit to the operating system, in one call.
 
-        With async flush it is readable afterwards. After an error, no record that ends beyond ``written`` was stored,
-        and nothing of it remains.
+        With async flush the records are readable afterwards. After an error, no record that ends beyond ``written`` was
+        stored, and no part of such a record remains.
 
         Raises:
           Refused: the disk is full; everything since the last commit was undone, and the store retries automatically.
@@ -129,9 +130,10 @@ class Committer:
         self._accept()
 
     def commit_early(self) -> None:
-        """Like `commit`, before the server does at the end of the round.
+        """Commit before the server does at the end of the round, as `commit`.
 
-        If it fails, the server's commit fails as well: appends of others were undone, whose answers must not be sent.
+        If this commit fails, the server's commit fails as well: appends of other callers were undone, and their answers
+        must not be sent.
         """
         try:
             self.commit()
@@ -140,7 +142,7 @@ class Committer:
             raise
 
     def _append_last(self) -> None:
-        """Call `before_commit`, whose functions append; if one fails, nothing of this commit is stored."""
+        """Call the functions of `before_commit`, which append; if one fails, nothing of this commit is stored."""
         waiting, self.before_commit = self.before_commit, []
         # Appends made now belong to this commit and must not request another.
         tell, self.on_commit_wanted = self.on_commit_wanted, None
@@ -194,7 +196,7 @@ class Committer:
         self._lost = error
 
     def durable_moved(self) -> None:
-        """Handle that the flusher's ``durable`` moved or the disk failed."""
+        """Update the readable end after the flusher's ``durable`` moved, or the disk failed."""
         flusher, tail = self._flusher, self._tail
         assert flusher.durable <= tail.written <= tail.position, "durable, written and appended are out of order"
         if flusher.failed is not None:
@@ -206,7 +208,7 @@ class Committer:
             self._readable.announce()
 
     def _allow_written(self) -> None:
-        """With async flush, let everything written be read when no commit follows that does so.
+        """With async flush, make everything written readable when no commit follows that does so.
 
         The end of a segment is written without a record, and answers may wait for it.
         """
@@ -214,7 +216,7 @@ class Committer:
             self._readable.allow(self._tail.written)
 
     def _accept(self) -> None:
-        """Account for the pending records, which were written: count them, index their keys, wake waiting readers."""
+        """Process the pending records, which were written: count them, index their keys, wake waiting readers."""
         pending = self.pending
         if not pending:
             return
@@ -248,7 +250,7 @@ class Committer:
             self._readable.allow(tail.written)
 
     def _accept_unawaited(self, queues: dict[Queue, None], start: int) -> None:
-        """Let early readers have the records from *start* on, of *queues*, unless somebody waits for earlier ones."""
+        """Let early readers read the records from *start* on, of *queues*, unless earlier ones are awaited."""
         flusher = self._flusher
         if flusher.wanted > start or self._readable.confirmed or any(queue.watchers for queue in queues):
             flusher.ask()
@@ -263,7 +265,7 @@ class Committer:
             callback(self._tail.written)
 
     def take_back(self, count: int) -> None:
-        """Return the queue offsets of the pending records, except the first *count*."""
+        """Release the queue offsets of the pending records, except the first *count*."""
         self.undone += 1
         self._awaited.unawaited = min(self._awaited.unawaited, count)
         kept = 0

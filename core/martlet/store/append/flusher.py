@@ -1,7 +1,7 @@
-"""Group commit: one fdatasync for all that wait.
+"""Group commit: one fdatasync for all requests that wait.
 
-While one runs in a worker thread, later appends wait for the next. Records that nobody waits for become durable
-together with those that follow them. A failed write or fdatasync stops the store permanently: the kernel may have
+While one fdatasync runs in a worker thread, later appends wait for the next. Records that nobody waits for become
+durable together with later records. A failed write or fdatasync stops the store permanently: the kernel may have
 dropped the pages that it could not write, and the next fsync would report success.
 """
 
@@ -47,7 +47,8 @@ class Flusher:
         self._full_segments: list[Segment] = []
         self._dirty: set[str] = set()
         self._new_directory = False
-        # What is written before this log position is wanted at once, the rest within the interval of `run_late`.
+        # Log position before which written data must be flushed at once; the rest is flushed within the interval of
+        # `run_late`.
         self.wanted = 0
         self._asked = trio.Event()
         self._is_asked = False
@@ -73,7 +74,7 @@ class Flusher:
             self._asked.set()
 
     def want(self, position: int) -> None:
-        """Request a flush unless one was requested of everything before *position*; does not wait."""
+        """Request a flush unless a requested one covers everything before *position*; does not wait."""
         if position > self.wanted:
             self.wanted = position
             self.ask()
@@ -110,7 +111,7 @@ class Flusher:
             await self._moved.wait()
 
     def want_durable(self, position: int) -> None:
-        """Request that everything before *position* is soon durable, with sync flush; does not wait."""
+        """With sync flush, request that everything before *position* is soon durable; does not wait."""
         if self.is_sync and self.durable < position:
             self.want(min(position, self.tail.position))
 
@@ -118,7 +119,7 @@ class Flusher:
         """Return once everything before *position* is durable (sync) or written (async); immediately if it is.
 
         Raises:
-          StoreFailed: the disk failed, so it will never be.
+          StoreFailed: the disk failed, so that will never happen.
         """
         if self.is_sync:
             if self.durable < position:

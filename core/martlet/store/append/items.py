@@ -1,4 +1,4 @@
-"""Messages for the log, and the places where they were stored."""
+"""Messages for the log, and the locations where they were stored."""
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -27,8 +27,8 @@ class AppendResult:
     """Locations of messages that were appended together: log positions, ends of records, and queue offsets, in order.
 
     A refused message has -1 for all three, and its reason in ``refused`` by its index. ``end`` is the log position
-    after the last record. ``rolled`` tells that a segment may have ended after one of them: the records in it are
-    committed.
+    after the last record. ``rolled`` tells that a segment may have ended after one of the records; the records in that
+    segment are committed.
     """
 
     __slots__ = ("_items", "end", "ends", "offsets", "positions", "refused", "rolled", "store_ms")
@@ -50,7 +50,7 @@ class AppendResult:
         self._items = self._items[:-count]
 
     def add_refused(self, refused: Mapping[int, Refused]) -> None:
-        """Add messages that were refused before they reached the store, by their index among all."""
+        """Add messages that were refused before they reached the store, by their index among all messages."""
         items = list(self._items)
         for place in sorted(refused):
             items.insert(place, None)
@@ -61,7 +61,7 @@ class AppendResult:
         self._items = items
 
     def placed(self, place: int) -> Placed:
-        """Return where message *place* was stored.
+        """Return the location of message number *place*.
 
         Raises:
           Refused: it was not stored.
@@ -74,6 +74,6 @@ class AppendResult:
         )
 
     def outcomes(self) -> list[Placed | Refused]:
-        """Return for each message where it was stored, or why it was refused."""
+        """Return for each message its location, or the reason why it was refused."""
         refused = self.refused
         return [refused.get(place) or self.placed(place) for place in range(len(self.positions))]

@@ -28,7 +28,7 @@ class NoteWriter:
         self._body_bytes_max = min(NOTE_BYTES_MAX, config.segment_bytes // 4)
 
     def delete(self, topic: str) -> None:
-        """Write that all earlier records of *topic* are deleted.
+        """Note that all earlier records of *topic* are deleted.
 
         Raises:
           Refused: the disk is full.
@@ -40,7 +40,7 @@ class NoteWriter:
         self._writer.append_together((note, note), NOTES_TOPIC)
 
     def note_offsets(self, queues: list[Queue]) -> None:
-        """Write the next offsets of *queues*, which no record tells, or no longer.
+        """Note the next offsets of *queues*, which no record in the log shows.
 
         Raises:
           Refused: the disk is full.
@@ -57,7 +57,7 @@ class NoteWriter:
             self._queues.note_change(queue)
 
     def note_expiries(self, firsts: Sequence[QueueEnd]) -> None:
-        """Write that consumers get no message of the queues in *firsts* (topic, queue id, offset) before these offsets.
+        """Note the first offsets of queues, as *firsts* (topic, queue id, offset): consumers get no earlier messages.
 
         Raises:
           Refused: the disk is full.

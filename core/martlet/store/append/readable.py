@@ -4,8 +4,8 @@ With ``flush = "sync"`` durable records are readable, with ``"async"`` written o
 of a record before anyone reads it, such as a replica, can limit it further.
 
 Records that nobody waits for may be delivered before they are durable, to receivers that keep no position except in
-later records of the same log. The `EarlyEnd` is where these end: everything from the readable end up to there was
-written, and nobody waits for any of it.
+later records of the same log. The `EarlyEnd` is the end of such records: everything between the readable end and the
+early end was written, and nobody waits for any of it.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ __all__ = ["EarlyEnd", "ReadableEnd"]
 class EarlyEnd:
     """The log position before which early readers read; never before the readable end.
 
-    The ``watchers`` of a queue are called when early readers can read more of it, and then each of ``on_watched``.
+    When early readers can read more of a queue, its ``watchers`` are called, and then each of ``on_watched``.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class EarlyEnd:
         self.watchers.setdefault(queue, []).append(watcher)
 
     def unwatch(self, queue: Queue, watcher: Callable[[Queue], None]) -> None:
-        """Call *watcher* no longer."""
+        """Stop calling *watcher*."""
         watchers = self.watchers.get(queue)
         if watchers is not None and watcher in watchers:
             watchers.remove(watcher)
@@ -48,12 +48,12 @@ class EarlyEnd:
 
 @final
 class ReadableEnd:
-    """The log position before which everything is readable; it changes nowhere else.
+    """The log position before which everything is readable; no other code changes it.
 
     ``on_moved`` is called after each move, and when the store failed. ``on_watched`` is called before that, once after
-    the watchers of all queues with new records; nobody has to ask about queues without watchers. Each of ``confirmed``
-    returns the log position up to which a component has confirmed the log; when that moves, the component calls
-    `update`. ``early`` is the end for early readers.
+    the watchers of all queues with new records, so nobody has to ask about queues without watchers. Each function of
+    ``confirmed`` returns the log position up to which a component has confirmed the log; when that moves, the component
+    calls `update`. ``early`` is the end for early readers.
     """
 
     def __init__(self) -> None:
@@ -62,14 +62,14 @@ class ReadableEnd:
         self.on_watched: list[Callable[[], None]] = []
         self.confirmed: list[Callable[[], int]] = []
         self.early = EarlyEnd()
-        # What is durable or, with async flush, written.
+        # End of the durable log or, with async flush, of the written log.
         self._limit = 0
         self._early_limit = 0
         # Queues with records that are not readable yet.
         self._touched: dict[Queue, None] = {}
 
     def open_at(self, position: int) -> None:
-        """Start at *position*, the end of the log found by a start."""
+        """Start at *position*, the end of the log that a start has found."""
         self._limit = self._early_limit = self.position = self.early.position = position
 
     def touch(self, queue: Queue) -> None:
@@ -83,7 +83,7 @@ class ReadableEnd:
     def allow(self, position: int, early: int = 0) -> None:
         """Note that everything before *position* is durable or, with async flush, written.
 
-        What is before *early* may be delivered to early readers.
+        Records before *early* may be delivered to early readers.
         """
         assert position >= self._limit, f"the readable end cannot move back from {self._limit} to {position}"
         self._limit = position
@@ -91,7 +91,7 @@ class ReadableEnd:
         self.update()
 
     def allow_early(self, position: int, queues: Iterable[Queue]) -> None:
-        """Let early readers read everything before *position*; new records there belong to *queues*."""
+        """Let early readers read everything before *position*; the new records belong to *queues*."""
         self._early_limit = max(self._early_limit, position)
         if self.confirmed or position <= self.early.position:
             return

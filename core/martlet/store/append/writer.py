@@ -1,7 +1,7 @@
 """Appends: encodes records directly into the end of the log in memory, and their entries into their queues.
 
-One loop, `Writer._put_all`, encodes one message, those of a socket read, a batch or a group. `_put_odd` handles rare
-cases, one record at a time.
+One loop, `Writer._put_all`, encodes all messages of a call: one message, the messages of a socket read, a batch or a
+group. `_put_odd` handles rare cases, one record at a time.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ FEW: Final = 3
 
 
 def _are_odd(properties: bytes) -> bool:
-    """Return whether *properties*, of any number of messages, contain a zero byte or name light queues."""
+    """Return whether *properties*, of one or several messages, contain a zero byte or name light queues."""
     return 0 in properties or properties.find(MULTI) >= 0
 
 
@@ -82,7 +82,7 @@ class Writer:
         self._queues = queues
         self._committer = committer
         self._admission = admission
-        # Returns the tag code of encoded properties, for a `AppendItem`.
+        # Returns the tag code of encoded properties, for an `AppendItem`.
         self.code_of: Final = TagCodes().of
         self._record_crcs = config.record_crcs
         # The broker's address as in records: 4 or 16 address bytes and an i32 port.
@@ -107,7 +107,8 @@ class Writer:
         return self.append_all((self.item(message, queue_id),)).placed(0)
 
     def append_all(self, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
-        """Append *items* in order, each to its queue, and return where; a refused one does not affect the others.
+        """Append *items* in order, each to its queue, and return their locations; a refused item does not affect the
+        others.
 
         With *atomic* all or none is stored, also after a crash; several are contiguous in one segment.
 
@@ -122,7 +123,7 @@ class Writer:
         if atomic and len(items) > 1:
             self._append_group(items, result)
             return result
-        # One search in all properties is faster than one in each, except for a few.
+        # One search in all properties is faster than a search in each, except for a few items.
         is_odd = len(items) < FEW or _are_odd(b"".join(map(properties_of, items)))
         self._put_all(items, result, is_odd)
         if atomic and result.refused:
@@ -231,7 +232,7 @@ class Writer:
     ) -> None:
         """Encode *items* into the log's end and their queues; *marks* are the bits of sysFlag for their atomic group.
 
-        *is_odd* says whether properties may contain a zero byte or name light queues.
+        *is_odd* tells whether properties may contain a zero byte or name light queues.
         """
         tail, queues, committer, admission = self._tail, self._queues, self._committer, self._admission
         host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
@@ -312,7 +313,7 @@ class Writer:
         result.offsets.append(offset)
 
     def _put_any(self, item: AppendItem, mark: int, light: list[Queue]) -> tuple[int, int]:
-        """Append the record of *item*, and add entries to its queue and to the *light* ones that it names."""
+        """Append the record of *item*; add entries to its queue and to the *light* queues that it names."""
         queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
         self._check(body, properties)
         if queue.deleted:
@@ -358,31 +359,33 @@ class Writer:
         return position, offset
 
     def _with_places(self, item: AppendItem) -> tuple[AppendItem, list[Queue]]:
-        """Return *item* with its offsets in light queues added to the properties, and these offsets.
+        """Return *item* with its offsets in light queues added to the properties, and these queues.
 
         Raises:
           Refused: there can be no such light queues.
         """
         properties, names = self._light_topics(item)
-        found = [self._queues.find(name, 0) for name in names]
+        queues = [self._queues.find(name, 0) for name in names]
         if names:
-            self._check_light(len(names), found.count(None))
-            properties = with_places(properties, names, [queue.next_offset if queue else 0 for queue in found])
+            self._check_light(len(names), queues.count(None))
+            properties = with_places(properties, names, [queue.next_offset if queue else 0 for queue in queues])
             self._check(body_of(item), properties)
         light = [self._queues.get(name, 0) for name in names]
         return (*item[:2], properties, *item[3:]), light
 
     def _room_for_places(self, items: Sequence[AppendItem]) -> int:
-        """Return the maximum growth of *items* by `_with_places` in bytes; raise `Refused` if that would refuse one."""
+        """Return the maximum growth of *items* by `_with_places` in bytes; raise `Refused` if `_with_places` would
+        refuse one.
+        """
         room, named, new = 0, 0, set[str]()
         for item in items:
             properties, names = self._light_topics(item)
             if names:
-                found = [self._queues.find(name, 0) for name in names]
-                new.update(name for name, queue in zip(names, found, strict=True) if queue is None)
+                queues = [self._queues.find(name, 0) for name in names]
+                new.update(name for name, queue in zip(names, queues, strict=True) if queue is None)
                 named += len(names)
                 self._check_light(named, len(new))
-                last = [(queue.next_offset if queue else 0) + len(items) for queue in found]
+                last = [(queue.next_offset if queue else 0) + len(items) for queue in queues]
                 properties = with_places(properties, names, last)
                 self._check(body_of(item), properties)
                 room += max(len(properties) - len(properties_of(item)), 0)

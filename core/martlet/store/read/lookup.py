@@ -1,4 +1,4 @@
-"""Looks records up: by log position, by time and by key."""
+"""Finds records by log position, by time and by key."""
 
 from functools import partial
 from typing import Final, final
@@ -23,20 +23,22 @@ __all__ = ["KeyQueryResult", "Lookup"]
 OWN_BYTES: Final = OWN_PREFIX.encode()
 # The total size of the records that a query by key returns.
 QUERY_BYTES_MAX: Final = 1 << 30
-# What a client calls a position may not be one, and then the size there is random; RocketMQ's clients accept no frame
-# over 16 MiB. A larger `StoreConfig.message_bytes_max` raises this; properties and the rest of a record take 128 KiB.
+# A position from a client may be none, and then the size there is random; RocketMQ's clients accept no frame over 16
+# MiB. A larger `StoreConfig.message_bytes_max` raises this; properties and the rest of a record take 128 KiB.
 ASKED_BYTES_MAX: Final = 16 << 20
 SPARE_BYTES: Final = 128 << 10
 UNKNOWN_MS: Final = 1 << 62
-QUERY_PAUSE_BYTES: Final = 524_288  # per slice of a query; each read counts as QUERY_STEP_BYTES at least
+QUERY_PAUSE_BYTES: Final = 524_288  # bytes read per slice of a query; each read counts as QUERY_STEP_BYTES at least
 QUERY_STEP_BYTES: Final = 32_768
-# A message in a search by time may cost two reads of 0.3 ms: a block of entries and the record.
+# Cost of looking at one message in a search by time: up to two reads of 0.3 ms, a block of entries and the record.
 LOOK_US: Final = 300.0
 
 
 @final
 class KeyQueryResult:
-    """The result of a query by key: whole records, newest first, and how far the index reaches."""
+    """The result of a query by key: whole records, newest first, and the store time and log
+    position up to which the index reaches.
+    """
 
     __slots__ = ("index_ms", "index_position", "records")
 
@@ -79,7 +81,7 @@ class Lookup:
     ) -> bytes | None:
         """Return the record that begins at *position*; None if there is none, or it is damaged or not readable yet.
 
-        Also None if it is longer than *bytes_max*, or one of Martlet's internal records, unless *internal*.
+        Also None for a record longer than *bytes_max*; for one of Martlet's internal records, unless *internal*.
         """
         if not self._may_begin(position):
             return None
@@ -98,7 +100,7 @@ class Lookup:
         return data if internal or not RecordView(data).topic_bytes.startswith(OWN_BYTES) else None
 
     def newest_ms(self) -> int:
-        """Return when the newest message of all queues was stored, for a start; `UNKNOWN_MS` if that cannot be told."""
+        """Return the newest store time of all queues, for a start; `UNKNOWN_MS` if it cannot be found."""
         queues = self._queues
         try:
             last = [queues.position_at(each, each.next_offset - 1) for each in queues.all() if each.next_offset]
@@ -109,16 +111,16 @@ class Lookup:
         return RecordView(front).store_ms if len(front) == FRONT_BYTES else UNKNOWN_MS
 
     def known_record(self, position: int) -> bytes | None:
-        """Like `record_at`, for a *position* that the broker noted itself; also returns internal records."""
+        """As `record_at`, for a *position* that the broker noted itself; also returns internal records."""
         return self.record_at(position, bytes_max=RECORD_BYTES_MAX, internal=True)
 
     async def known_record_far(self, position: int) -> bytes | None:
-        """Like `known_record`, but waits for the disk in a worker thread."""
+        """As `known_record`, but waits for the disk in a worker thread."""
         read = partial(self.known_record, position)
         return read() if self._is_near(position, RECORD_BYTES_MAX) else await self._disk.off_loop(read)
 
     async def record_far(self, position: int) -> bytes | None:
-        """Like `record_at`, for a *position* from a client: waits for the disk in a worker thread.
+        """As `record_at`, for a *position* from a client: waits for the disk in a worker thread.
 
         Bytes inside a record that look like another record do not count: the queue must have an entry for the record.
 
@@ -152,7 +154,7 @@ class Lookup:
         return entry
 
     def _is_near(self, position: int, bytes_max: int) -> bool:
-        """Return whether the record at *position* is in memory or in the page cache, or is none of *bytes_max*."""
+        """Return whether *position* needs no disk: its record is near, or it has none up to *bytes_max*."""
         if not self._may_begin(position):
             return True
         page = self._pages.load_now(position)
@@ -183,7 +185,7 @@ class Lookup:
         """Return up to *count* entries from *offset* on; fewer at a block's end. Waits for the disk in a thread.
 
         Raises:
-          NotReady: they are in a damaged block that is being rebuilt.
+          NotReady: the entries are in a damaged block that is being rebuilt.
         """
         try:
             return (yield from self._queues.entries_in_steps(queue, offset, count))
@@ -207,7 +209,7 @@ class Lookup:
         return RecordView(front).store_ms if len(front) == FRONT_BYTES else -1
 
     def _front_at(self, position: int) -> Steps[bytes]:
-        """Return the first bytes of a readable record; load no page, which could evict one that consumers read."""
+        """Return the first bytes of a readable record; load no page, which could evict a page that consumers read."""
         page = self._pages.find(position)
         if page is not None and position + FRONT_BYTES <= page.end:
             return bytes(page.view[position - page.base : position - page.base + FRONT_BYTES])
@@ -263,7 +265,7 @@ class Lookup:
     ) -> Steps[KeyQueryResult]:
         """Return readable records of *topic* with *key* as unique key or in KEYS, newest first; works in slices.
 
-        They have at most *bytes_max* in total, but the first record is always returned.
+        The records have at most *bytes_max* in total, but the first record is always returned.
 
         Raises:
           NotReady: the key index is being rebuilt because it is damaged or incomplete.
@@ -275,8 +277,8 @@ class Lookup:
         queue = self._queues.find(topic, 0) or Queue(topic, 0)
         records: list[bytes] = []
         size = unpaused = 0
-        found = yield from keys.find(queue, key, max_count, begin_ms, end_ms, self._indexed_ms_at)
-        for position in found:
+        positions = yield from keys.find(queue, key, max_count, begin_ms, end_ms, self._indexed_ms_at)
+        for position in positions:
             if self._is_near(position, RECORD_BYTES_MAX):
                 data = self.record_at(position)
             else:
@@ -314,7 +316,9 @@ class Lookup:
         return record.store_ms if record.store_ms < STORE_MS_END else -1
 
     def _is_absence_explained(self, position: int) -> Steps[bool]:
-        """Return whether the log explains why readers get no record at *position*; else the entry for it is damaged."""
+        """Return whether the log explains the absence of a record at *position*; otherwise the entry for it is
+        damaged.
+        """
         if 0 <= position < self._segments.start:
             return True  # removed by retention
         if not 0 <= position < self._tail.position:
@@ -325,10 +329,12 @@ class Lookup:
         if len(front) < FRONT_BYTES:
             return False
         record = RecordView(front)
-        return record.position == position and record.magic in MAGICS  # it is damaged after its header
+        return record.position == position and record.magic in MAGICS  # damaged after its header
 
     def _is_kept(self, record: RecordView, like: Queue) -> Steps[bool]:
-        """Return whether the queue's entry names *record*; after a deletion there is none, or one of another record."""
+        """Return whether the queue's entry names *record*; after a deletion there is no entry, or one of another
+        record.
+        """
         if record.topic_bytes != like.topic_bytes:
             return False
         queue = self._queues.find(like.topic, record.queue_id)

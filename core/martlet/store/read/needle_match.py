@@ -1,12 +1,13 @@
-"""Narrows the entries of a read to those whose records may match, by one search of each page that holds the records.
+"""Narrows the entries of a read to candidates, by one search of each page that contains the records.
 
-A `Condition` may know bytes that every matching record contains, and find them at the speed of C. The places in a page
-are kept with it, because the records of a topic's queues lie side by side: the reads of the other queues use them too.
+A `Condition` may know bytes that every matching record contains, and find them at the speed of C. Each page keeps the
+places found in it, because the records of a topic's queues lie side by side: the reads of the other queues use them
+too.
 
-A damaged record may lack these bytes, so a search that must tell of damage looks at the records that it passes over,
+A damaged record may lack these bytes, so a search that must report damage also checks the records that it passes over,
 without decoding them (`are_intact`, `find_damaged`). Their bodies need no check: damage that reaches from a body into
 the properties, in which a condition looks, also hits the topic between them. Only records with a record CRC are checked
-whole.
+as a whole.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,18 +33,18 @@ from martlet.store.disk.page_cache import Page
 
 __all__ = ["STEPS_MAX", "NeedleSearch", "are_intact", "find_damaged"]
 
-# One read searches this many bytes of the log at most, and at least one page: 2 to 6 ms. Reads that follow one another
-# in several queues end at the same page, so each page is searched once for all of them and then dropped from the cache.
+# Bytes of the log that one read searches at most, and at least one page: 2 to 6 ms. Reads that follow one another in
+# several queues end at the same page, so each page is searched once for all of them and then dropped from the cache.
 SEARCHED_BYTES_MAX: Final = 6 << 20
-# Each place found counts as this many bytes, and each record that is looked at, or checked whole.
+# Bytes charged for each place found, and for each record that is looked at or checked as a whole.
 PLACE_BYTES: Final = 512
 LOOKED_AT_BYTES: Final = 2048
 CHECKED_BYTES: Final = 8192
 # A search ends after this many steps (`Condition`), about 3 ms.
 STEPS_MAX: Final = 16_384
-# A page is not searched for fewer entries than one for this many bytes: calling the predicate takes less time.
+# A page is searched only if it has an entry per this many bytes; for fewer, calling the predicate takes less time.
 SPACING_BYTES_MAX: Final = 16 << 10
-PLACES_MAX: Final = 8192  # kept with a page, 36 bytes each
+PLACES_MAX: Final = 8192  # places kept with a page, 36 bytes each
 POSITIONS_AT_ONCE: Final = 64
 POSITION: Final = Struct(">q12x")
 POSITIONS: Final = Struct(">" + POSITIONS_AT_ONCE * "q12x")
@@ -51,7 +52,7 @@ SIZE_AT: Final = 8
 SIZES: Final = Struct(">8xi8x")
 BODY_BYTES: Final = Struct(f">{HEAD_BYTES - 4}xi")
 MAGIC: Final = MAGIC_V1.to_bytes(4, "big")
-# Bytes of a record's head, and where a queue entry has the same: the size, and the position.
+# Pairs of offsets, in a record and in its queue entry, of bytes that must be equal: those of size and position.
 COLUMNS: Final = (*((at, SIZE_AT + at) for at in range(4)), *((POSITION_AT + at, at) for at in range(8)))
 TAIL_BYTES: Final = RECORD_CRC_BYTES
 RECORD_CRC: Final = RECORD_CRC_NAME + b"\x01"
@@ -59,7 +60,7 @@ RECORD_CRC: Final = RECORD_CRC_NAME + b"\x01"
 
 @final
 class NeedleSearch:
-    """The search of one read: it bounds how far the read goes.
+    """The search of one read; it bounds the range of the read.
 
     Args:
       find: finds records that may match.
@@ -83,24 +84,24 @@ class NeedleSearch:
     def candidates(self, data: bytes, count_max: int) -> tuple[list[int] | None, int]:
         """Return the indexes of the entries in *data* whose records may match, None for all, and the number checked.
 
-        It stops early when it has searched enough or found more than *count_max*, or at a record that *load* does not
-        have, unless that is the first one.
+        The search stops early when it has searched enough or found more than *count_max*, or at a record that *load*
+        does not have, unless that is the first one.
         """
         total, at = len(data) // ENTRY_BYTES, 0
-        found: list[int] = []
-        while at < total and len(found) <= count_max and not self._is_over(_position(data, at)):
+        indexes: list[int] = []
+        while at < total and len(indexes) <= count_max and not self._is_over(_position(data, at)):
             page = self._load(_position(data, at))
             if page is None:
-                return (found, at) if at else (None, total)
+                return (indexes, at) if at else (None, total)
             if self._end < 0:
                 self._end = page.base + SEARCHED_BYTES_MAX
             stop = max(_first_from(data, page.end, at, total), at + 1)
             positions = _positions(data, at, stop)
             hits = None
-            if positions == sorted(positions):  # else an entry is damaged
+            if positions == sorted(positions):  # otherwise an entry is damaged
                 hits = _hits(page, self._find, stop - at, positions[-1] + _size(data, stop - 1))
             if hits is None:
-                found += range(at, stop)
+                indexes += range(at, stop)
             else:
                 likely: list[int] = []
                 _match(likely, hits, positions, data, page.base, at)
@@ -110,12 +111,12 @@ class NeedleSearch:
                     damaged = self._damaged(page, positions[:-1], passed, self._topic)
                     if damaged:
                         likely = sorted({*likely, *[at + index for index in damaged]})
-                found += likely
+                indexes += likely
             at = stop
-        return found, at
+        return indexes, at
 
     def _damaged(self, page: Page, positions: list[int], data: bytes, topic: bytes) -> list[int]:
-        """Return which of the records at *positions*, which have the entries *data*, are no intact ones of *topic*."""
+        """Return the indexes of records at *positions*, with the entries *data*, that are damaged or not of *topic*."""
         starts = [position - page.base for position in positions]
         if topic and are_intact(page.data, starts, data, topic):
             self._end -= len(starts) * LOOKED_AT_BYTES
@@ -160,7 +161,7 @@ def _size(data: bytes, index: int) -> int:
 def _hits(page: Page, find: Find, entries: int, end: int) -> list[int] | None:
     """Return the places in *page* up to position *end*; None if there are too many, or *entries* are too few."""
     data, known = page.data, page.searched
-    # Of the page at the end of the log only the records before *end* are known to be complete.
+    # At the end of the log, only records before *end* are known to be complete in the page.
     stop = len(data) if isinstance(data, bytes) else min(end - page.base, len(data))
     begin = 0
     places: list[int] = []
@@ -171,13 +172,14 @@ def _hits(page: Page, find: Find, entries: int, end: int) -> list[int] | None:
     if stop - begin > entries * SPACING_BYTES_MAX:
         return None
     more = find(data, begin, stop)
-    found = places + more if more is not None and len(places) + len(more) <= PLACES_MAX else None
-    page.searched = find, stop, found
-    return found
+    hits = places + more if more is not None and len(places) + len(more) <= PLACES_MAX else None
+    page.searched = find, stop, hits
+    return hits
 
 
 def _match(found: list[int], hits: list[int], positions: list[int], data: bytes, base: int, begin: int) -> None:
-    """Append to *found* which of the entries from *begin* on, at *positions*, have one of *hits*, and the last one.
+    """Append to *found* the indexes of entries from *begin* on, at *positions*, that contain one of *hits*, and the
+    last one.
 
     The last one always counts: bytes that are no record may follow it, and its end may be in the next page.
     """
@@ -200,10 +202,11 @@ def _match(found: list[int], hits: list[int], positions: list[int], data: bytes,
 
 
 def are_intact(page: Buffer, starts: list[int], data: bytes, topic: bytes) -> bool:
-    """Return whether at *starts* of *page* there are V1 records with the positions and sizes of the entries *data*.
+    """Return whether the bytes of *page* at *starts* are intact V1 records with the positions and sizes in the entries
+    *data*.
 
-    Looks at all of them together: at their sizes, magics, positions and topics, and at the ends of their properties.
-    This takes 0.5 us for each, a fourth of `check_record`. False if one has a record CRC.
+    Checks all records together: sizes, magics, positions, topics, and the ends of their properties. This takes 0.5 us
+    for each, a fourth of `check_record`. False if a record has a record CRC.
     """
     heads = b"".join([page[start : start + HEAD_BYTES] for start in starts])
     count = len(starts)
@@ -225,13 +228,13 @@ def are_intact(page: Buffer, starts: list[int], data: bytes, topic: bytes) -> bo
 
 
 def find_damaged(page: Page, starts: list[int], data: bytes, topic: bytes) -> list[int]:
-    """Return which of the records at *starts* of *page*, with the entries *data*, are damaged, or not of *topic*.
+    """Return the indexes of damaged records at *starts* of *page*, or not of *topic*; *data* are their entries.
 
-    An empty topic is any. This takes 2 us for each, and 6 us with record CRCs.
+    An empty topic is any. This takes 2 us for each record, and 6 us with record CRCs.
     """
-    found: list[int] = []
+    damaged: list[int] = []
     for index, (position, size, _) in enumerate(ENTRY.iter_unpack(data)):
         start = starts[index]
         if not check_record(page.view, start, start + size, position, topic or None):
-            found.append(index)
-    return found
+            damaged.append(index)
+    return damaged

@@ -1,7 +1,7 @@
 """Reads queues: directly from memory and the page cache, in a worker thread from disk and from a cold reader.
 
-A `ColdReader` has records that retention removed here, such as those of a tier on another disk; `read_far` asks it for
-records before a queue's first offset.
+A `ColdReader` reads records that local retention has removed, for example from a tier on another disk; `read_far` asks
+it for records before a queue's first offset.
 """
 
 import logging
@@ -20,18 +20,18 @@ __all__ = ["ColdReader", "Readers"]
 
 logger = logging.getLogger("martlet.store")
 
-# Entries to pass to a read in a worker thread.
+# Entries passed to a read in a worker thread.
 SCAN_ENTRIES: Final = 4096
-# What a read copies from the page cache on the event loop at most: a mebibyte takes 0.1 to 0.2 ms.
+# Bytes that a read copies from the page cache on the event loop at most: a mebibyte takes 0.1 to 0.2 ms.
 READ_NOW_BYTES: Final = 8 << 20
-# How often one read requests the rebuild of a damaged block.
+# Number of times that one read requests the rebuild of a damaged block.
 REPAIRS_A_READ: Final = 3
-# Positions of damaged records to remember, so that each is reported once.
+# Remembered positions of damaged records, so that each is reported once.
 DAMAGED_MAX: Final = 10_000
 
 
 class ColdReader(Protocol):
-    """Reads older records of queues than the local log has."""
+    """Reads records of queues that are older than those in the local log."""
 
     def first_offset(self, queue: Queue) -> int:
         """Return the oldest offset of *queue* that it can read; the queue's first offset if it has nothing older."""
@@ -46,7 +46,7 @@ class ColdReader(Protocol):
         codes: frozenset[int] | None,
         predicate: Predicate | None,
     ) -> ReadResult:
-        """Like `Readers.read_far`, for an *offset* from its `first_offset` up to the queue's own.
+        """As `Readers.read_far`, for an *offset* from the reader's `first_offset` up to the queue's own.
 
         Records of a light queue are returned with their offsets in that queue, as by `LogReader.read`.
 
@@ -74,7 +74,7 @@ class _Shared:
 
 @final
 class Readers:
-    """Reads records of *queues* before an end: readable ones, or for early readers those before the early end."""
+    """Reads records of *queues* before an end: the readable end, or the early end for early readers."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class Readers:
 
     @property
     def readable(self) -> int:
-        """The log position of the end."""
+        """The log position before which these readers read."""
         return self._readable.position
 
     @property
     def cold(self) -> ColdReader | None:
-        """Has records that retention removed here."""
+        """The reader of records that local retention has removed."""
         return self._shared.cold
 
     @cold.setter
@@ -153,8 +153,8 @@ class Readers:
     ) -> ReadResult:
         """Return readable records of *queue* from *offset* on, in stored form.
 
-        The first message is returned whatever its size, then as many as fit both limits and do not wait for the disk.
-        *codes* are matched against the tag codes of the entries; *predicate* is called with whole records. Looks at a
+        The first message is returned whatever its size, then as many as fit both limits and need no wait for the disk.
+        *codes* are matched against the tag codes of the entries; *predicate* is called with whole records. Checks a
         limited number of entries, so ``next_offset`` may advance even if nothing matched. Damaged records are skipped.
         May wait for the disk for the first message, and for the rebuild of a damaged block of entries: on the event
         loop, consumers read with `QueueReader`.
@@ -184,11 +184,11 @@ class Readers:
         predicate: Predicate | None = None,
         care: Care = Care.LEAVE_OUT,
     ) -> ReadResult | None:
-        """Like `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
+        """As `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
 
-        The same holds for its queue entry. It also returns None if the entry is in a damaged block or cannot be read,
-        and before the queue's first offset if `cold` has older records. It returns fewer records where they lie far
-        apart in the log.
+        The same holds for its queue entry. Also returns None if the entry is in a damaged block or cannot be read, and
+        before the queue's first offset if `cold` has older records. Returns fewer records where they lie far apart in
+        the log.
         """
         if self._cold_for(queue, offset) is not None:
             return None
@@ -204,7 +204,7 @@ class Readers:
             return None  # `read_far` repairs the block or reports the error
 
     def view_now(self, queue: Queue, offset: int) -> RecordView | None:
-        """Return a view of message *offset* of *queue* if it is readable and among the newest; else None.
+        """Return a view of message *offset* of *queue* if it is readable and among the newest; otherwise None.
 
         Such a record was appended by this process and is in memory in one piece, so its CRCs need no check.
         """
@@ -228,7 +228,7 @@ class Readers:
         predicate: Predicate | None = None,
         care: Care = Care.LEAVE_OUT,
     ) -> ReadResult:
-        """Like `read`, in a worker thread if that may wait for the disk; *predicate* is called there.
+        """As `read`, in a worker thread if the read may wait for the disk; *predicate* is called in that thread.
 
         Raises:
           Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.

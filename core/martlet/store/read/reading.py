@@ -38,18 +38,19 @@ from martlet.store.read.tag_match import matching_entries
 
 __all__ = ["Care", "LogReader", "ReadResult", "ReadStatus", "merged"]
 
-# A read checks at most this many entries for wanted tags, which takes about 0.1 ms. RocketMQ checks 800
-# (maxFilterMessageSize) and lets its client ask again.
+# Entries that a read checks at most for wanted tags, in about 0.1 ms. RocketMQ checks 800 (maxFilterMessageSize) and
+# lets its client ask again.
 SCAN_ENTRIES: Final = 8000
-# It calls a predicate with at most this many records, unless more messages are wanted.
+# Records with which a read calls a predicate at most, unless more messages are wanted.
 TESTED_MAX: Final = 800
-# With fewer entries a predicate is called for each: a search would take longer.
+# Entries from which on a search is worth it; for fewer, the predicate is called for each.
 NARROWED_MIN: Final = 16
 NOT_AT_HAND: Final = -2
-# So many entries are looked at together where their records need no check; fewer than the minimum, one by one.
+# Entries processed together where their records need no check; below the minimum, they are processed one by one.
 BLOCK_ENTRIES: Final = 256
 BLOCK_ENTRIES_MIN: Final = 8
-# How to find entries without a record in 30 us among 8000: the first byte of a blank one's size; zeros of a lost page.
+# Bytes that reveal entries without a record, in 30 us among 8000: the first byte of a blank entry's size; zeros of a
+# lost page.
 SIZE_AT: Final = 8
 BLANK_SIZE_BYTE: Final = b"\x7f"
 ZEROS: Final = bytes(ENTRY_BYTES)
@@ -79,10 +80,10 @@ class Care(IntEnum):
     """How a read treats damaged records, and entries without a record."""
 
     LEAVE_OUT = 0
-    # With a filter, entries without a record are reported too (`ReadResult.lost`), which takes a third of a tag scan.
+    # With a filter, report entries without a record too (`ReadResult.lost`); takes a third of the time of a tag scan.
     TELL = 1
     # Like TELL, but records are not checked unless there is a predicate: the caller compares them with their CRCs, and
-    # sees that they are the messages it asked for.
+    # with the messages that it asked for.
     CALLER_CHECKS = 2
 
 
@@ -116,9 +117,9 @@ class ReadResult:
     def lost(self) -> list[tuple[int, int]]:
         """The ranges of offsets, ascending, whose messages could not be read; with a filter, some may not match it.
 
-        It is complete without a filter, and with `Care.TELL`. There a filter passes over a record whose body alone is
-        damaged, if its tag or its properties say that it does not match. With `Care.CALLER_CHECKS` damaged records are
-        in the result, unless there is a predicate.
+        The list is complete without a filter, and with `Care.TELL`. With `Care.TELL`, a filter passes over a record
+        whose body alone is damaged, if its tag or its properties show that it does not match. With `Care.CALLER_CHECKS`
+        damaged records are in the result, unless there is a predicate.
         """
         if self._lost is None:
             return []
@@ -149,18 +150,18 @@ class ReadResult:
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ascending *ranges* of offsets, with adjacent and overlapping ones as one."""
-    found: list[tuple[int, int]] = []
+    """Return ascending *ranges* of offsets, with adjacent and overlapping ranges merged."""
+    joined: list[tuple[int, int]] = []
     for offset, end in ranges:
-        if found and offset <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if joined and offset <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
         else:
-            found.append((offset, end))
-    return found
+            joined.append((offset, end))
+    return joined
 
 
 def bounds(queue: Queue, offset: int, end: int) -> ReadResult | None:
-    """Return the result for an *offset* outside of the queue; None if there is something to read."""
+    """Return the result for an *offset* outside of the queue; None if it is inside."""
     first = queue.first_offset
     if first <= offset < end:
         return None
@@ -174,7 +175,7 @@ def bounds(queue: Queue, offset: int, end: int) -> ReadResult | None:
 
 
 def _lose_blanks(result: ReadResult, offset: int, data: bytes) -> None:
-    """Note the entries of *data*, from *offset* on, that have no record: nobody knows whether those would match."""
+    """Note the entries of *data*, from *offset* on, that have no record: their messages may match."""
     if BLANK_SIZE_BYTE not in data[SIZE_AT::ENTRY_BYTES] and ZEROS not in data:
         return
     for index, (_, size, _) in enumerate(ENTRY.iter_unpack(data), offset):
@@ -183,14 +184,14 @@ def _lose_blanks(result: ReadResult, offset: int, data: bytes) -> None:
 
 
 def _with_codes(data: bytes, codes: frozenset[int] | None, count_max: int) -> tuple[bytes, list[int] | range, int]:
-    """Return the entries of *data* with one of *codes*, their indexes, and how many entries were looked at."""
+    """Return the entries of *data* with one of *codes*, their indexes, and the number of entries checked."""
     if codes is None:
         count = len(data) // ENTRY_BYTES
         return data, range(count), count
-    found, covered = matching_entries(data, codes, count_max)
-    if len(found) * ENTRY_BYTES < len(data):
-        data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in found])
-    return data, found, covered
+    indexes, covered = matching_entries(data, codes, count_max)
+    if len(indexes) * ENTRY_BYTES < len(data):
+        data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in indexes])
+    return data, indexes, covered
 
 
 def _narrow(
@@ -214,11 +215,11 @@ def _narrow(
 
 
 def _columns(data: bytes) -> tuple[int, list[int], list[int], list[int]] | None:
-    """Return the entries of *data* as columns: an origin; positions and ends of the records, counted from it; sizes.
+    """Return the entries of *data* as columns: an origin; starts and ends of the records, counted from it; sizes.
 
-    Return None if an entry is blank, if records are not in log order, as in a damaged file, or too far apart.
+    Return None if an entry is blank, or if records are not in log order, as in a damaged file, or too far apart.
     """
-    words = array("I", data)  # of an entry: position, position, size, code, code
+    words = array("I", data)  # five words per entry: position, position, size, code, code
     if SWAPS:
         words.byteswap()
     highs, starts, sizes = words[0::5], words[1::5].tolist(), words[2::5].tolist()
@@ -231,7 +232,9 @@ def _columns(data: bytes) -> tuple[int, list[int], list[int], list[int]] | None:
 
 
 def _runs(view: memoryview, low: int, starts: list[int], ends: list[int]) -> list[memoryview]:
-    """Return the records at *starts* up to *ends* as parts of *view*, which begins at *low*; adjacent ones as one."""
+    """Return the records from *starts* to *ends* as parts of *view*, which begins at *low*; adjacent records are one
+    part.
+    """
     later = starts[1:]
     if ends[:-1] == later:
         return [view[starts[0] - low : ends[-1] - low]]
@@ -242,7 +245,7 @@ def _runs(view: memoryview, low: int, starts: list[int], ends: list[int]) -> lis
 
 
 def _steps(predicate: Predicate | None) -> list[int] | None:
-    """Return what counts the steps of *predicate*; None if nothing does."""
+    """Return the counter of the steps of *predicate*; None if it has none."""
     return predicate.steps if isinstance(predicate, Condition) else None
 
 
@@ -252,7 +255,7 @@ def _entries(result: ReadResult, queue: Queue, offset: int, count: int, entries:
     A read that begins at damaged entries requests their repair.
 
     Raises:
-      BlockDamaged: they are the first of the read.
+      BlockDamaged: the damaged entries are the first of the read.
     """
     try:
         return entries(queue, offset, count)
@@ -263,7 +266,7 @@ def _entries(result: ReadResult, queue: Queue, offset: int, count: int, entries:
 
 
 def _limits(predicate: Predicate | None, max_messages: int, *, by_codes: bool) -> tuple[Find | None, int, int]:
-    """Return how to search raw bytes, and how many records a read may test and entries it may scan."""
+    """Return the search of raw bytes, the number of records a read may test, and of entries it may scan."""
     condition = predicate if isinstance(predicate, Condition) else None
     find = condition.find if condition is not None else None
     tests = max(TESTED_MAX, max_messages)
@@ -281,7 +284,7 @@ class LogReader:
     """Collects records from the log by entries; thread-safe.
 
     Args:
-      on_damage: called with the log position, the queue and the offset of each damaged record that was looked at.
+      on_damage: called with the log position, the queue and the offset of each damaged record found.
       verify: whether to compare records with their CRCs; pages that were written in this run are trusted.
       tells: whether reads with a filter look for entries without a record (`Care.TELL`).
     """
@@ -366,7 +369,7 @@ class LogReader:
         return result
 
     def _search(self, queue: Queue, find: Find, steps: list[int] | None, load: Load) -> NeedleSearch:
-        """Return a search in *queue* by *find*, which also finds damaged records if the reader tells of these."""
+        """Return a search in *queue* by *find*; it also finds damaged records if the reader reports them."""
         topic = (b"" if queue.light else queue.topic_bytes) if self.tells and self.verify else None
         return NeedleSearch(find, steps, load, topic)
 
@@ -457,10 +460,10 @@ class LogReader:
     def _collect_unchecked(
         self, result: ReadResult, data: bytes, max_messages: int, budget_bytes: int, load: Load
     ) -> int:
-        """Add the first records of the entries in *data*, many in one step, as long as they need no check.
+        """Add the first records of the entries in *data* that need no check, many in one step; return their number.
 
-        Return how many. The caller continues one by one: at the end of the budget, a page that is not at hand or needs
-        checks, or an odd entry.
+        The caller continues one by one: at the end of the budget, at a page that is not at hand or needs checks, or at
+        an odd entry.
         """
         taken, count_max, left = 0, max_messages - result.count, budget_bytes - result.size
         is_at_hand = True
@@ -524,7 +527,9 @@ class LogReader:
         return True
 
     def _page(self, position: int, size: int, load: Load) -> Page | None:
-        """Return the page of *position*, or a copy of the one record if it spans two pages; None if there is none."""
+        """Return the page of *position*, or a copy of the one record if it spans two pages; None if the log has
+        neither.
+        """
         if size <= 0 or size == BLANK_SIZE:
             return None
         page = load(position)
@@ -557,7 +562,7 @@ def _say_places(
 ) -> None:
     """Replace *pieces* from number *first* on by copies whose records contain their offsets in the light *queue*.
 
-    These follow from the entries *data*, of which *indexes* were used, counted from *offset*.
+    The offsets follow from the entries *data*, of which *indexes* were used, counted from *offset*.
     """
     entries = zip(indexes, ENTRY.iter_unpack(data), strict=True)
     offsets = {position: offset + index for index, (position, size, _) in entries if size != BLANK_SIZE}

@@ -13,7 +13,7 @@ from martlet.records.layout import CODE, CODE_AT, ENTRY_BYTES
 
 __all__ = ["matching_entries"]
 
-# Tag codes are sign-extended 32-bit hashes: the last 4 bytes distinguish nearly all of them.
+# Bytes that decide a match: tag codes are sign-extended 32-bit hashes, so the last 4 bytes distinguish nearly all.
 TELLING_BYTES: Final = 4
 SETS_REMEMBERED: Final = 256
 
