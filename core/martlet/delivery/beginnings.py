@@ -1,7 +1,7 @@
 """Filters that begin at a log position which routing has not reached yet.
 
-A filter brings what is appended after it was added. What was appended before may not be readable yet, and a cursor
-behind the tail still reads older records. So such a filter joins the others when routing reaches the filter's position.
+A filter delivers records that are appended after it was added. Older records may not be readable yet, and a cursor
+behind the tail still reads them. So such a filter joins the others when routing reaches the filter's position.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,16 @@ from martlet.runtime.steps import per_slice
 __all__ = ["FILTERS_A_SLICE", "NEVER", "Beginnings"]
 
 NEVER: Final = 1 << 62
-# Filters to add in one slice.
+# Filters added in one slice.
 FILTERS_A_SLICE: Final = per_slice(us=8)
 
 
 @final
 class Beginnings:
-    """The filters of cursors that join *routes* later; *has* returns whether a cursor is one of theirs now.
+    """The filters of cursors that join *routes* later; *has* returns whether a cursor belongs to the owner of *routes*
+    now.
 
-    ``first`` is the position of the first one, `NEVER` if there is none.
+    ``first`` is the lowest begin of all filters, `NEVER` if there is none.
     """
 
     __slots__ = ("_has", "_heap", "_number", "_routes", "first")
@@ -33,7 +34,7 @@ class Beginnings:
         self.first = NEVER
         self._routes = routes
         self._has = has
-        # By position: some filters of a cursor that begin there or, having been changed since, later.
+        # By position: a cursor and its filters that begin there or, if they were changed since, later.
         self._heap: list[tuple[int, int, Cursor, list[str]]] = []
         self._number = 0
 
@@ -41,7 +42,8 @@ class Beginnings:
         return bool(self._heap)
 
     def enter(self, cursor: Cursor, reached: int) -> None:
-        """Add the filters of *cursor*, which begin at *reached*, where routing is, if not later.
+        """Add the filters of *cursor*; filters that begin after log position *reached*, up to which records are
+        routed, wait.
 
         If there are many, most are added before the next message is routed.
         """
@@ -52,7 +54,7 @@ class Beginnings:
             self._push(max(cursor.start, reached), cursor, rest)
 
     def add(self, cursor: Cursor, topic_filter: str, reached: int) -> None:
-        """Like `enter`, for one filter."""
+        """As `enter`, for one filter."""
         position = max(cursor.start, cursor.begins.get(topic_filter, 0) if cursor.begins else 0)
         if position <= reached:
             self._begin(cursor, topic_filter)
@@ -69,12 +71,12 @@ class Beginnings:
         self._routes.add(topic_filter, cursor, cursor.filters[topic_filter])
 
     def begin(self, position: int) -> bool:
-        """Let a slice of the filters begin that begin at *position* or before; return whether those were all."""
+        """Add a slice of the filters that begin at *position* or before; return whether none of them is left."""
         heap, count = self._heap, FILTERS_A_SLICE
         while heap and heap[0][0] <= position and count > 0:
             _, _, cursor, filters = heap[0]
             if self._has(cursor) and (topic_filter := filters.pop()) in cursor.filters:
-                self.add(cursor, topic_filter, position)  # it may have been removed and added again later
+                self.add(cursor, topic_filter, position)  # the filter may have been removed and added again later
                 count -= 1
             if not filters or not self._has(cursor):
                 heappop(heap)
@@ -82,7 +84,7 @@ class Beginnings:
         return self.first > position
 
     def undone(self, position: int) -> None:
-        """Note that the log was cut at *position*: what is appended now begins there."""
+        """Note that the log was cut at *position*: filters with later begins now begin there."""
         self._heap = [(min(at, position), number, cursor, filters) for at, number, cursor, filters in self._heap]
         heapify(self._heap)
         self.first = self._heap[0][0] if self._heap else NEVER

@@ -2,10 +2,10 @@
 
 RocketMQ's producers compress large bodies, and subscribers of other protocols get them decompressed. A body of 4 KiB
 may expand to 4 MiB. And the 32 KiB of properties of a message can be 8,000, each of which takes 2 to 3 us to encode. So
-the size of what was read says nothing about the work. Therefore a read ends after the first compressed body, and once
-its messages have many properties; a run has no other message beside a compressed one, and few messages with many
-properties; and a cursor brings one such run at a time: what a subscriber has not read yet then counts before the next
-one is encoded.
+the size of a read says nothing about the work. Therefore a read ends after the first compressed body, and once its
+messages have many properties; a run has no other message beside a compressed one, and few messages with many
+properties; and a cursor returns one such run at a time: the output that a subscriber has not read yet then counts
+before the next run is encoded.
 """
 
 from struct import Struct
@@ -26,12 +26,12 @@ __all__ = [
     "property_cost",
 ]
 
-# The byte of a record with the flag COMPRESSED.
+# Index in a record of the byte with the flag COMPRESSED.
 COMPRESSION_AT: Final = SYS_FLAG_AT + 3
-# Properties that messages which are encoded together may have, beyond those that every message may have.
+# Properties of messages that are encoded together, at most, beyond those that every message may have.
 PROPERTIES_MAX: Final = 1024
 PROPERTIES_FREE: Final = 16
-# A record that has less than that, without its body, has few; one with more than LONG_BYTES may have many.
+# A record with fewer bytes, without its body, has few properties; a record with more than LONG_BYTES may have many.
 USUAL_BYTES: Final = 256
 LONG_BYTES: Final = 1024
 # A record's size, its flags, and at byte 84 the size of its body if both hosts are IPv4.
@@ -39,7 +39,7 @@ SIZE_FLAG_BODY: Final = Struct(f">i{SYS_FLAG_AT - 4}xi{84 - SYS_FLAG_AT - 4}xi")
 
 
 def property_cost(data: Buffer, start: int) -> int:
-    """Return how many properties beyond the usual ones the record at *start* has."""
+    """Return the number of properties, beyond the usual ones, of the record at *start*."""
     return max(property_count(data, start) - PROPERTIES_FREE, 0)
 
 

@@ -1,4 +1,4 @@
-"""Cursors: the position of one receiver in the log, and what it has not collected yet.
+"""Cursors: the position of one receiver in the log, and the records that it has not collected yet.
 
 A receiver gets each record once, in log order: its cursor is *swept* while it is behind the tail of its feed
 (`reader.py`), and then follows the tail (`tail_reader.py`).
@@ -17,18 +17,18 @@ from martlet.errors import Refused
 
 __all__ = ["Cursor", "CursorPlace", "CursorSource", "Permit", "Sweeping"]
 
-# Of uncollected records: for a cursor; for all cursors of a feed; for a cursor while they have that much.
+# Limits of uncollected records: for a cursor; for all cursors of a feed; for a cursor once the feed's total is reached.
 PENDING_BYTES: Final = 1 << 22
 PENDING_BYTES_ALL: Final = 1 << 26
 PENDING_BYTES_LEAST: Final = 1 << 18
 MESSAGES_ANY: Final = 1 << 62
-# Where a filter begins that is new: after everything that was appended.
+# The begin of a new filter: after everything that was appended.
 END: Final = 1 << 62
 
 
 @unique
 class CursorPlace(Enum):
-    """Whether a cursor is behind the tail, at it, or full."""
+    """Where a cursor is: behind the tail, at it, or full."""
 
     BEHIND = "behind"  # no sweep has reached it yet
     SWEPT = "swept"
@@ -67,9 +67,9 @@ class Sweeping(Protocol):
 
 
 class CursorSource(Protocol):
-    """The owner of a cursor, which it asks for its messages: a `Feed`.
+    """The owner of a cursor, from which the cursor gets its messages: a `Feed`.
 
-    ``pending_bytes`` is the size of what its cursors have not yet collected.
+    ``pending_bytes`` is the size of the records that its cursors have not yet collected.
     """
 
     pending_bytes: int
@@ -100,7 +100,7 @@ class Cursor:
     At the place `CursorPlace.TAIL` the cursor has joined the tail. ``wake`` is called when there is something to
     collect, and when the tail is joined. ``dropped`` counts messages that a full cursor did not take (`Feed.open`).
     ``sweep`` reads for a cursor at `CursorPlace.SWEPT`. ``begins`` has the log positions at which filters begin that
-    bring nothing yet; it may be None.
+    deliver nothing yet; it may be None.
     """
 
     __slots__ = (
@@ -178,8 +178,8 @@ class Cursor:
           Refused: the receiver may no longer follow one of its filters.
         """
         if self._permit is not None and self._permit.generation != self._generation:
-            self._ask_again(self._permit)
-        found: list[tuple[Run, tuple[Hashable, ...]]] = []
+            self._recheck_rules(self._permit)
+        collected: list[tuple[Run, tuple[Hashable, ...]]] = []
         while self._pending and budget_bytes > 0 and messages_max > 0:
             run, grants = self._pending.popleft()
             if run.count > messages_max:
@@ -189,16 +189,16 @@ class Cursor:
             budget_bytes -= size
             messages_max -= run.count
             self._count_pending(-size)
-            found.append((run, grants))
+            collected.append((run, grants))
             if run.is_compressed or run.is_heavy:
                 break
         if self._pending:
             self.wake()
         elif self.place is CursorPlace.FULL:
             self._feed.resume(self)
-        return found
+        return collected
 
-    def _ask_again(self, permit: Permit) -> None:
+    def _recheck_rules(self, permit: Permit) -> None:
         """Check the filters and route pending runs again, because the rules have changed."""
         for each in self.filters:
             permit.check(each)
@@ -222,8 +222,9 @@ class Cursor:
             self._permit.check(topic_filter)
 
     def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
-        """Take *run* at the tail (see `Receiver`); a cursor that is full then leaves it."""
-        # A run may reach its receivers in several turns; some may have left the tail since the first, or skipped it.
+        """Take *run* at the tail (see `Receiver`); if the cursor is full afterwards, it leaves the tail."""
+        # A run may reach its receivers in several turns; some may have left the tail since the first turn, or skipped
+        # the run.
         if self.place is not CursorPlace.TAIL or run.position < self._position:
             return
         if self._droppable is not None and self._is_full_with(run) and self._droppable(grants):
@@ -233,7 +234,7 @@ class Cursor:
             self._take(run, grants)
 
     def swept(self, run: Run, grants: tuple[Hashable, ...], sweep: Sweeping) -> None:
-        """Take *run* in *sweep*; a cursor that is full then leaves it."""
+        """Take *run* in *sweep*; if the cursor is full afterwards, it leaves the sweep."""
         if self.sweep is sweep:
             self._take(run, grants)
 
@@ -266,37 +267,37 @@ class Cursor:
         self._position = run.end
 
     def move_to(self, place: CursorPlace, position: int) -> None:
-        """Set the cursor to *position*: everything before was taken or is pending."""
+        """Move the cursor to *position*: all records before it were taken or are pending."""
         self._position = max(self._position, position)
         self.place = place
 
     def begin_later(self, topic_filter: str, position: int) -> None:
-        """Note that a filter brings nothing from before log position *position*."""
+        """Note that a filter delivers nothing from before log position *position*."""
         if self.begins is None:
             self.begins = {}
         self.begins[topic_filter] = position
 
     def has_begun(self, topic_filter: str) -> None:
-        """Note that a filter brings messages now, which are after those that are pending."""
+        """Note that a filter delivers messages now; they are after the pending ones."""
         pending = self._pending
         if self.begins is not None and not (pending and pending[0][0].position < self.begins.get(topic_filter, 0)):
-            self.forget_begin(topic_filter)  # otherwise it is needed if the feed goes back to what is pending
+            self.forget_begin(topic_filter)  # otherwise the begin is needed if the feed returns to the pending records
 
     def forget_begin(self, topic_filter: str) -> None:
-        """Note that it does not matter any more where a filter began."""
+        """Drop the begin of a filter, which is not needed any more."""
         if self.begins is not None:
             self.begins.pop(topic_filter, None)
             if not self.begins:
                 self.begins = None
 
     def undone(self, position: int) -> None:
-        """Note that the log was cut at *position*: what is appended now is new to the cursor."""
+        """Note that the log was cut at *position*: records appended there are new to the cursor."""
         self._position = min(self._position, position)
         if self.begins is not None:
             self.begins = {each: min(begin, position) for each, begin in self.begins.items()}
 
     def restart(self, position: int) -> None:
-        """Note that the feed has removed the cursor from a sweep or the tail; it continues from *position*."""
+        """Continue from *position*, after the feed has removed the cursor from a sweep or the tail."""
         self._position = position
 
     def resume(self) -> None:
@@ -308,8 +309,8 @@ class Cursor:
     def add_filter(self, topic_filter: str, value: Hashable = None, *, is_live: bool = False, begin: int = 0) -> None:
         """Deliver messages that match *topic_filter* and are published from now on, wherever the cursor is.
 
-        If the cursor has the filter already, this replaces its value only. If it is paused, the filter begins at the
-        cursor's position, or at log position *begin* if that is later, unless it *is_live*. Raises `Refused` like
+        If the cursor has the filter already, only its value is replaced. If the cursor is paused, the filter begins at
+        the cursor's position, or at log position *begin* if that is later, unless it *is_live*. Raises `Refused` like
         `check`.
         """
         self.check(topic_filter)
@@ -320,7 +321,7 @@ class Cursor:
         self._feed.remove_filter(self, topic_filter)
 
     def skip_to_tail(self) -> None:
-        """Drop everything pending and missed; continue with messages published from now on."""
+        """Drop all pending and missed records; continue with messages published from now on."""
         self._drop_pending()
         self._feed.skip_to_tail(self)
 

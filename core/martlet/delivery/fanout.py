@@ -18,13 +18,13 @@ from martlet.store import Queue, ReadResult
 
 __all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts", "places", "timed_parts"]
 
-# Readers at the tail are at most a few commits apart; slower ones read the log.
+# Batches kept per tail. Readers at the tail are at most a few commits apart; slower readers read the log.
 BATCHES_A_TAIL: Final = 8
 
 
 @final
 class Encoding:
-    """How a protocol encodes records for its clients.
+    """A protocol's encoding of records for its clients.
 
     Args:
       name: identifies the encoding: subscribers whose encodings have the same name share encoded bytes.
@@ -58,7 +58,7 @@ class Batch:
         self.offsets = offsets
         self._records = records
         self._positions: Sequence[int] | None = None
-        self._frames: list[bytes] | None = frames  # or ``_data``, as they are used
+        self._frames: list[bytes] | None = frames  # frames or ``_data``; each is made from the other when needed
         self._data: bytes | None = None
         self.ends = list(accumulate(map(len, frames)))
 
@@ -92,20 +92,20 @@ class Batch:
         return self._positions
 
     def chosen(self, indexes: Sequence[int]) -> "Batch":
-        """Return the messages at *indexes* alone."""
+        """Return only the messages at *indexes*."""
         frames, positions = self.frames, self.positions
-        found = Batch(
+        chosen = Batch(
             self.start, self.next, [frames[index] for index in indexes], [self.offsets[index] for index in indexes]
         )
-        found._positions = [positions[index] for index in indexes]
-        return found
+        chosen._positions = [positions[index] for index in indexes]
+        return chosen
 
     def end_of(self, count: int) -> int:
-        """Return the offset up to which the first *count* messages are all."""
+        """Return the offset after the first *count* messages."""
         return self.offsets[count] if count < len(self.offsets) else self.next
 
     def forget_records(self) -> None:
-        """Keep no part of the log in memory any longer."""
+        """Drop the references to the log's memory."""
         self._positions = self.positions
 
     def index(self, offset: int) -> int:
@@ -143,7 +143,7 @@ def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
     producer compressed the body, and the bits 0x700 tell how: 0 or 0x300 is ZLIB, 0x100 LZ4 (frame), 0x200 ZSTD.
     """
     data = bytes(piece)
-    found: list[tuple[int, int, int, bytes, bytes]] = []
+    fields: list[tuple[int, int, int, bytes, bytes]] = []
     at, end = 0, len(data)
     unpack = OUTLINE.unpack_from
     while at < end:
@@ -152,19 +152,19 @@ def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
         if flags & WIDE_HOSTS or magic != MAGIC_V1:
             # with IPv6 hosts body_bytes has another offset, and in V2 the topic's length is wider
             record = decode_record(data, at, check_body=False)
-            found.append((queue_id, offset, flags, record.body, record.properties))
+            fields.append((queue_id, offset, flags, record.body, record.properties))
         else:
             body_end = at + HEAD_BYTES + body_bytes
             properties_at = body_end + 3 + data[body_end]
-            found.append((queue_id, offset, flags, data[at + HEAD_BYTES : body_end], data[properties_at:behind]))
+            fields.append((queue_id, offset, flags, data[at + HEAD_BYTES : body_end], data[properties_at:behind]))
         at = behind
-    return found
+    return fields
 
 
 def timed_parts(piece: Buffer) -> list[tuple[int, int, int, int, bytes, bytes]]:
     """Return (queue id, queue offset, sysFlag, born time in ms, body, properties) of each record in *piece*."""
     data = bytes(piece)
-    found: list[tuple[int, int, int, int, bytes, bytes]] = []
+    fields: list[tuple[int, int, int, int, bytes, bytes]] = []
     at, end = 0, len(data)
     unpack = TIMED_OUTLINE.unpack_from
     while at < end:
@@ -172,14 +172,14 @@ def timed_parts(piece: Buffer) -> list[tuple[int, int, int, int, bytes, bytes]]:
         behind = at + size
         if flags & WIDE_HOSTS or magic != MAGIC_V1:
             record = decode_record(data, at, check_body=False)
-            found.append((queue_id, offset, flags, born_ms, record.body, record.properties))
+            fields.append((queue_id, offset, flags, born_ms, record.body, record.properties))
         else:
             body_end = at + HEAD_BYTES + body_bytes
             properties_at = body_end + 3 + data[body_end]
             body, properties = data[at + HEAD_BYTES : body_end], data[properties_at:behind]
-            found.append((queue_id, offset, flags, born_ms, body, properties))
+            fields.append((queue_id, offset, flags, born_ms, body, properties))
         at = behind
-    return found
+    return fields
 
 
 def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
@@ -187,7 +187,7 @@ def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
     pieces = result.pieces
     if not pieces:
         return Batch(start, result.next_offset, [], ())
-    # Records that others separate in the log are many small pieces.
+    # Records that other queues' records separate in the log are many small pieces.
     records = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     frames = encoding.encode(records)
     dense = range(start, result.next_offset)
@@ -224,7 +224,7 @@ class SharedTail:
         self.batches: list[Batch] = []
 
     def find(self, offset: int) -> Batch | None:
-        """Return the cached batch that contains *offset*, None if there is none."""
+        """Return the cached batch that contains *offset*; None if there is none."""
         for batch in self.batches:
             if batch.start <= offset < batch.next:
                 return batch
@@ -243,7 +243,7 @@ Key = tuple[Queue, str, str]
 
 @final
 class Encodings:
-    """All shared tails, and the limit on the size of all their batches."""
+    """All shared tails of all queues; limits the total size of their batches."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -252,7 +252,7 @@ class Encodings:
         self.kept_bytes = 0
 
     def join(self, queue: Queue, encoding: Encoding, selection: Selection) -> SharedTail:
-        """Return the tail, counting one more reader, which must call `leave` later."""
+        """Return the shared tail and count one more reader, which must call `leave` later."""
         key = (queue, encoding.name, selection.name)
         tail = self._tails.get(key)
         if tail is None:

@@ -1,8 +1,8 @@
-"""Feeds: what one protocol follows, some topics and the topic filters of its receivers.
+"""Feeds: the topics that one protocol follows, and the topic filters of its receivers.
 
 Each receiver has a `Cursor`. At the tail, the cursor's filters are in a `RouteCache` that the topics' tail reader asks.
-Cursors behind the tail are swept (`reader.py`). When a sweep reaches the tail, its cursors join the tail
-reader, and get each record exactly once.
+Cursors behind the tail are swept (`reader.py`). When a sweep reaches the tail, its cursors join the tail reader, and
+get each record exactly once.
 """
 
 import logging
@@ -29,7 +29,7 @@ __all__ = ["Cursors", "Feed"]
 
 log = logging.getLogger("martlet.delivery")
 
-# What cached routes of a sweep may take; there are few sweeps at a time, but more than one.
+# Memory limit of a sweep's cached routes; there are few sweeps at a time, but more than one.
 SWEEP_ROUTES_BYTES: Final = 1 << 24
 
 
@@ -37,9 +37,9 @@ SWEEP_ROUTES_BYTES: Final = 1 << 24
 class Feed:
     """The topics that one protocol follows; created by `Cursors.open`.
 
-    ``pending_bytes`` is the size of what the cursors have not yet collected; what several of them share counts for
-    each. ``for_groups`` is the feed in which shared groups find their messages: this one or, if it is early, another
-    one, because a group reads only what is readable.
+    ``pending_bytes`` is the size of the records that the cursors have not yet collected; a shared record counts for
+    each cursor. ``for_groups`` is the feed in which shared groups find their messages: this one or, if it is early,
+    another one, because a group reads only readable records.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Feed:
     def _prepare(self, routes: RouteCache[Cursor]) -> None:
         owner = self._owner
         routes.permits = _may_read
-        routes.asks = lambda: owner.asks()  # the owner gets it later
+        routes.asks = lambda: owner.asks()  # the owner sets its `asks` later
         routes.is_name = self._is_name
 
     def _trie_of_sweep(self) -> RouteCache[Cursor]:
@@ -98,13 +98,12 @@ class Feed:
         Args:
           wake: called when there is something to collect; must not collect itself.
           filters: topic filters, each with a value that is returned with the runs that it matches.
-          position: start with the first record at or after this log position; None for the tail, which are the records
-            that are appended from now on. A position beyond the end, which a power failure can cause, means the tail
-            too.
+          position: start with the first record at or after this log position; None for the tail: the records that are
+            appended from now on. A position beyond the end, which a power failure can cause, means the tail too.
           pending_bytes_max: limit for uncollected records; a single run always fits. When all cursors of the feed
             together have 64 MiB, it is at most 256 KiB.
-          permit: decides what the receiver may follow and read; None allows everything.
-          droppable: called with the values of the filters that match a run; at the tail, a full cursor drops those for
+          permit: decides which filters the receiver may follow and which names it may read; None allows everything.
+          droppable: called with the values of the filters that match a run; at the tail, a full cursor drops runs for
             which it returns True, and otherwise reads the log later.
           is_paused: receive nothing before `Cursor.resume`, so that further filters begin at *position* too.
 
@@ -149,7 +148,7 @@ class Feed:
         return self._cursors
 
     def forget_routes(self) -> None:
-        """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
+        """Drop all cached routes, because the rules have changed; routing in progress continues by the new rules."""
         if self._reader is not None:
             self._reader.routing.rules_changed()
         self._tail.forget_routes()
@@ -194,7 +193,7 @@ class Feed:
         return bool(topics) and any(not topics.isdisjoint(self.topics_of(each)) for each in filters)
 
     def resume(self, cursor: Cursor) -> None:
-        """Let *cursor* follow the tail if it is there, or wait for a sweep that comes to its position."""
+        """Let *cursor* follow the tail if it is there; otherwise let it wait for a sweep to its position."""
         if cursor.start >= self._readers.readable:
             self._join(cursor, cursor.start)
             cursor.wake()
@@ -205,19 +204,19 @@ class Feed:
 
     def go_back(self, cursor: Cursor, position: int) -> None:
         """Sweep *cursor* again from *position* on."""
-        self._take_out(cursor)
+        self._withdraw(cursor)
         cursor.restart(position)
         self.resume(cursor)
 
     def pause(self, cursor: Cursor) -> None:
         """Stop delivering to *cursor*, which is full."""
-        self._take_out(cursor)
+        self._withdraw(cursor)
         cursor.move_to(CursorPlace.FULL, 0)
 
     def close_cursor(self, cursor: Cursor) -> None:
         """Remove *cursor*."""
         if cursor.place is not CursorPlace.CLOSED:
-            self._take_out(cursor)
+            self._withdraw(cursor)
             cursor.move_to(CursorPlace.CLOSED, 0)
             del self._cursors[cursor]
             if not self._cursors:
@@ -226,12 +225,12 @@ class Feed:
     def skip_to_tail(self, cursor: Cursor) -> None:
         """Move *cursor* to the tail, skipping everything before."""
         if cursor.place is not CursorPlace.CLOSED:
-            self._take_out(cursor)
+            self._withdraw(cursor)
             cursor.begins = None
             self._join(cursor, self.end_position())
 
     def add_filter(self, cursor: Cursor, topic_filter: str, value: Hashable, begin: int) -> None:
-        """Add a filter of *cursor*, or change its value; a new one begins at *begin*, at the end of the log at most."""
+        """Add a filter of *cursor*, or change its value; a new one begins at *begin* or the end of the log."""
         self._tail.check(topic_filter)
         if begin > cursor.start and topic_filter not in cursor.filters:
             cursor.begin_later(topic_filter, min(begin, self.end_position()))
@@ -251,8 +250,8 @@ class Feed:
             elif cursor.sweep is not None:
                 cursor.sweep.remove_filter(cursor, topic_filter)
 
-    def _take_out(self, cursor: Cursor) -> None:
-        """Remove *cursor* from where it is: the tail, or a sweep."""
+    def _withdraw(self, cursor: Cursor) -> None:
+        """Remove *cursor* from the tail, or from its sweep."""
         if cursor.place is CursorPlace.TAIL:
             self._owner.departures.leave(self._tail, cursor)
         else:
@@ -274,7 +273,7 @@ class Feed:
                 self._owner.begin_now(self)
 
     def begin_due(self) -> bool:
-        """Let some filters begin whose positions the tail has reached; return whether those were all."""
+        """Let filters begin whose positions the tail has reached, in slices; return whether none of them is left."""
         return self._beginnings.begin(self.tail_position())
 
     @property
@@ -298,7 +297,7 @@ class Feed:
     def _join_some(self, sweep: Sweep) -> None:
         """Move some cursors to the tail, in the turn in which *sweep* reached it; the others follow later."""
         for cursor in slice_of(sweep.cursors)[0]:
-            self._take_out(cursor)
+            self._withdraw(cursor)
             self._join(cursor, self.tail_position())
             cursor.wake()
 
@@ -309,10 +308,10 @@ def _may_read(name: str, cursor: Cursor) -> bool:
 
 @final
 class Cursors:
-    """All feeds of a broker; `run` does their sweeps."""
+    """All feeds of a broker; `run` runs their sweeps."""
 
     def __init__(self, store: Store, topics: Topics, tails: Tails) -> None:
-        # Return whether permissions depend on the names of messages.
+        # Returns whether permissions depend on the names of messages.
         self.asks: Callable[[], bool] = lambda: False
         # Called with the topics of a new feed, whose messages have names.
         self.on_opened: Callable[[Sequence[str]], None] = lambda topics: None
@@ -320,11 +319,11 @@ class Cursors:
         self._topics = topics
         self._tails = tails
         self._feeds: dict[Feed, None] = {}
-        self._calling: dict[Feed, None] = {}  # those with cursors that wait for a sweep
+        self._calling: dict[Feed, None] = {}  # feeds with cursors that wait for a sweep
         self._turns: SweepTurns[tuple[Feed, Sweep]] = SweepTurns()
-        self._asking: list[Cursor] = []  # to wake, because the rules have changed
-        self._beginning: dict[Feed, None] = {}  # those with filters that begin later
-        self._entering: dict[Feed, None] = {}  # those with many filters that begin now
+        self._asking: list[Cursor] = []  # cursors to wake, because the rules have changed
+        self._beginning: dict[Feed, None] = {}  # feeds with filters that begin later
+        self._entering: dict[Feed, None] = {}  # feeds with many filters that begin now
         self.departures = Departures(self._ring)
         self._rung = trio.Event()
         store.readable_end.on_moved.append(self._begin_due)
@@ -344,12 +343,12 @@ class Cursors:
         Args:
           topics: their names; they must exist.
           make_routes: returns an empty `RouteCache` with the protocol's separator and wildcards.
-          topics_of: returns those topics that have the names which a filter, or a name, matches, if each name belongs
-            to one topic; the permission to read is required there. By default it is required in all of them.
-          is_name: returns whether the protocol allows a name, which is empty for messages without a tag; nobody gets
-            messages with another one. It is asked once for each name, as long as its route is cached.
-          early: deliver what nobody waits for (`Gate.note_unawaited`) before it is durable. Positions of the cursors
-            may then be stored in the log alone, such as those of sessions.
+          topics_of: if each name belongs to one topic: returns the topics whose names match a filter or name; the
+            permission to read is required there. By default it is required in all topics.
+          is_name: returns whether the protocol allows a name, which is empty for messages without a tag; messages with
+            other names are not delivered. It is asked once for each name, as long as the name's route is cached.
+          early: deliver records that nobody waits for (`Gate.note_unawaited`) before they are durable. Cursor positions
+            may then be stored only in the log, as those of sessions are.
 
         Raises:
           Refused: there is no such topic, or it is not readable.
@@ -387,7 +386,7 @@ class Cursors:
         self._beginning.pop(feed, None)
 
     def begin_soon(self, feed: Feed) -> None:
-        """Let filters of *feed* begin when the log is readable up to where they do."""
+        """Let filters of *feed* begin once the log is readable up to their positions."""
         self._beginning[feed] = None
 
     def _begin_due(self) -> None:
@@ -398,7 +397,7 @@ class Cursors:
                 del self._beginning[feed]
 
     def begin_now(self, feed: Feed) -> None:
-        """Let filters of *feed* that begin where the tail is do so in the next turns of the event loop."""
+        """Let filters of *feed* that begin at the tail do so in the next turns of the event loop."""
         self._entering[feed] = None
         self._ring()
 
@@ -429,7 +428,7 @@ class Cursors:
                     await trio.lowlevel.checkpoint()
 
     async def sweep(self, nursery: trio.Nursery) -> None:
-        """Do one slice of the sweep whose turn it is; after a failure, that waits, in *nursery*."""
+        """Do one slice of the sweep whose turn it is; after a failure, the sweep waits, in *nursery*."""
         self._plan()
         if not self._turns:
             return

@@ -1,7 +1,7 @@
-"""Frames that publishers hand on, so that subscribers get messages as they were received.
+"""Frames passed on by publishers, so that subscribers get messages exactly as they were received.
 
-The frames of one read of a publisher stay together: whether a run consists of them is seen by comparing log positions,
-many at a time.
+The frames of one read of a publisher stay together: comparing log positions, many at a time, shows whether a run
+consists of them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,7 +13,7 @@ __all__ = ["HandedFrames"]
 
 @final
 class HandedChunk:
-    """Messages that were handed on together; frame *i* is in ``data`` from ``bounds[i]`` to ``bounds[i + 1]``."""
+    """Frames of messages passed on together; frame *i* is in ``data`` from ``bounds[i]`` to ``bounds[i + 1]``."""
 
     __slots__ = ("bounds", "data", "positions")
 
@@ -27,9 +27,10 @@ class HandedChunk:
         return self.bounds[-1] - self.bounds[0]
 
     def add_to(self, pieces: list[bytes], ends: list[int], wanted: list[int]) -> bool:
-        """Append the frames of the messages at *wanted* to *pieces*, and where each ends; False if some are missing.
+        """Append the frames of the messages at *wanted* to *pieces*, and their ends to *ends*; False if some are
+        missing.
 
-        *wanted* are at most the last position here. If they follow each other here, their frames are one piece.
+        No position in *wanted* is beyond the last one here. If the frames follow each other here, they are one piece.
         """
         positions, data, bounds = self.positions, self.data, self.bounds
         size = ends[-1] if ends else 0
@@ -59,7 +60,7 @@ class Chunks:
 
     def __init__(self) -> None:
         self._chunks: list[HandedChunk] = []
-        self._lasts: list[int] = []  # the last position of each
+        self._lasts: list[int] = []  # the last position of each chunk
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
@@ -94,7 +95,7 @@ class Chunks:
 
 @final
 class HandedFrames:
-    """The frames that were handed on and are not routed yet, by encoding; ``size`` in bytes."""
+    """The frames that were passed on and are not routed yet, by encoding; ``size`` in bytes."""
 
     __slots__ = ("_chunks", "size")
 
@@ -106,15 +107,15 @@ class HandedFrames:
         return bool(self._chunks)
 
     def add(self, encoding: str, positions: Sequence[int], data: bytes, ends: Sequence[int], start: int) -> None:
-        """Keep the frames of messages at *positions*, which increase and are beyond those that were added before."""
+        """Keep the frames of messages at *positions*, which increase and are beyond all positions added before."""
         chunk = HandedChunk(list(positions), data, ends, start)
         self.size += chunk.size
         self._chunks.setdefault(encoding, Chunks()).append(chunk)
 
     def find(self, positions: list[int]) -> Iterator[tuple[str, bytes, list[int]]]:
-        """Yield each encoding in which the messages at *positions*, which increase, were all handed on.
+        """Yield each encoding in which the frames of all messages at *positions*, which increase, were passed on.
 
-        With it come the frames, and the end of each.
+        Each comes with the frames, and the end of each frame.
         """
         for encoding, chunks in self._chunks.items():
             found = chunks.joined(positions)
@@ -122,7 +123,7 @@ class HandedFrames:
                 yield encoding, *found
 
     def drop_before(self, position: int) -> None:
-        """Drop what belongs to messages before *position*, except if it came together with later ones."""
+        """Drop frames of messages before *position*, except if they came together with later ones."""
         for encoding, chunks in list(self._chunks.items()):
             self.size -= chunks.drop_before(position)
             if not chunks:

@@ -1,8 +1,8 @@
-"""Wakes those who wait for records of a topic: all of them, or those whose tags have arrived.
+"""Wakes listeners that wait for records of a topic: for any record, or for records with certain tags.
 
 One message may be for a hundred thousand subscriptions. If they are too many to wake in the turn of the event loop in
 which it became readable, its queue waits in `Wakes`, which wakes some in each turn. Records that arrive meanwhile are
-read by those that are not woken yet; the others are woken again when it is the queue's turn.
+read by the listeners that are not woken yet; the others are woken again when it is the queue's turn.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -19,7 +19,7 @@ from martlet.store import Queue, Store
 __all__ = ["WAKES_A_TURN", "Codes", "Listener", "Listeners", "Wakes", "codes_between", "unwatch", "watch"]
 
 WAKES_A_TURN: Final = per_slice(us=1)
-# If more messages became readable together, to look at the tag of each would take longer than to wake everybody.
+# If more messages became readable together, looking at the tag of each would take longer than waking every listener.
 CODES_MAX: Final = 512
 
 # Codes of tags; None for any.
@@ -32,7 +32,7 @@ class Listener(Protocol):
     selection: Selection
 
     def arrived_at(self, queue: Queue) -> None:
-        """Handle that records of *queue* became readable; it must not raise. It may be called after it has left."""
+        """Handle new readable records of *queue*; must not raise. May be called after the listener has left."""
         ...
 
 
@@ -47,12 +47,12 @@ class Listeners:
         self._by_code: dict[int, dict[Listener, None]] = {}
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any listeners."""
         return bool(self._everything or self._by_code)
 
     @property
     def have_tags(self) -> bool:
-        """Whether some wait only for certain tags."""
+        """Whether some listeners wait only for certain tags."""
         return bool(self._by_code)
 
     def add(self, listener: Listener) -> None:
@@ -72,7 +72,7 @@ class Listeners:
                     del self._by_code[code]
 
     def tables(self, codes: Codes) -> list[dict[Listener, None]]:
-        """Return the tables of those whom records with *codes* may concern."""
+        """Return the tables of the listeners that records with *codes* may concern."""
         wanted = self._by_code
         if codes is None:
             return [self._everything, *wanted.values()]
@@ -86,12 +86,12 @@ class Wakes:
     def __init__(self) -> None:
         self._left = WAKES_A_TURN
         self._queued: dict[Queue, tuple[Listeners, Codes]] = {}
-        self._queue: Queue | None = None  # whose listeners are being woken
+        self._queue: Queue | None = None  # the queue whose listeners are being woken
         self._remaining: Iterator[Listener] = iter(())
         self._rung = trio.Event()
 
     def wake(self, queue: Queue, listeners: Listeners, codes: Codes) -> None:
-        """Wake those whom new records of *queue* with *codes* may concern: now, or in later turns if they are many."""
+        """Wake listeners that new records of *queue* with *codes* may concern: now, or if many, in later turns."""
         queued = self._queued.get(queue)
         if queued is None and queue is not self._queue:
             tables = listeners.tables(codes)
@@ -107,13 +107,13 @@ class Wakes:
         self._rung.set()
 
     def forget(self, queue: Queue) -> None:
-        """Wake nobody for *queue* any more."""
+        """Stop waking listeners of *queue*."""
         self._queued.pop(queue, None)
         if queue is self._queue:
             self._queue, self._remaining = None, iter(())
 
     def flushed(self) -> None:
-        """Note that all queues with new records were told: the next flush may wake as many again."""
+        """Note that `wake` was called for all queues of a flush: the next flush may wake as many again."""
         self._left = WAKES_A_TURN
 
     @property
@@ -122,7 +122,7 @@ class Wakes:
         return self._queue is not None or bool(self._queued)
 
     def wake_some(self) -> None:
-        """Wake those whose turn it is."""
+        """Wake the listeners whose turn it is."""
         left = WAKES_A_TURN
         while left > 0 and self.is_waking:
             if self._queue is None:
@@ -136,13 +136,13 @@ class Wakes:
             left -= len(woken) + 1  # a queue without listeners counts too
 
     def _begin(self) -> None:
-        """Begin with the queue that has waited longest; a table is copied when it is its turn, as listeners leave."""
+        """Begin with the queue that has waited longest; copy a table when it is its turn: listeners leave."""
         self._queue = queue = next(iter(self._queued))
         listeners, codes = self._queued.pop(queue)
         self._remaining = chain.from_iterable(map(list, listeners.tables(codes)))
 
     async def run(self) -> None:
-        """Wake those that were too many for one turn, until cancelled."""
+        """Wake listeners that were too many for one turn, until cancelled."""
         while True:
             await self._rung.wait()
             self._rung = trio.Event()
@@ -152,7 +152,7 @@ class Wakes:
 
 
 def _count(tables: Collection[Collection[Listener]], enough: int) -> int:
-    """Return how many entries *tables* have together, or just more than *enough*."""
+    """Return the number of entries of all *tables*, or a number just above *enough*."""
     count = 0
     for table in tables:
         count += len(table)

@@ -1,7 +1,7 @@
-"""Merges what was read of several queues into log order.
+"""Merges the results of reads of several queues into log order.
 
-A reader of several queues reads each to another place. So it reads as much of each as the first messages in log order
-need, and takes only what no unread record of another queue precedes.
+Reads of several queues end at different places of the log. So the reader reads as much of each queue as the first
+messages in log order need, and takes only records that no unread record of another queue precedes.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ POSITION_OF: Final = itemgetter(0)  # of what `merge` found
 
 
 def first_counts(readers: Readers, starts: Sequence[tuple[Queue, int]], count: int) -> list[int]:
-    """Return how many of the first *count* messages from *starts* on, in log order, are in each queue.
+    """Return how the first *count* messages from *starts* on, in log order, are divided among the queues.
 
     Publishers write many messages to one queue at a time, so equal shares would read messages before their turn in the
     order of the log. Shares are equal if some of the entries are on disk.
@@ -47,32 +47,32 @@ def _positions(readers: Readers, queue: Queue, start: int, count: int) -> Sequen
     if start < queue.tail_offset:
         return None
     data = readers.queues.entries(queue, start, count)
-    found: tuple[int, ...] = unpack(">" + "q12x" * (len(data) // ENTRY_BYTES), data)
-    return found if len(found) == count and list(found) == sorted(found) else None
+    words: tuple[int, ...] = unpack(">" + "q12x" * (len(data) // ENTRY_BYTES), data)
+    return words if len(words) == count and list(words) == sorted(words) else None
 
 
 def merge(readers: Readers, results: dict[Queue, ReadResult], offsets: dict[Queue, int], readable: int) -> list[Found]:
     """Return the records of *results* in log order, and advance *offsets* over them.
 
-    If a queue was not read to its end, later records of other queues are left for the next time. So are records that
+    If a queue was not read to its end, later records of other queues are left for the next call. So are records that
     were not *readable* when the reads began, because another queue may have got records since.
     """
-    found: list[Found] = []
+    merged: list[Found] = []
     limit = readable - 1
     for queue, result in results.items():
-        before = len(found)
-        found += _records(queue, result)
+        before = len(merged)
+        merged += _records(queue, result)
         offsets[queue] = max(offsets[queue], result.next_offset)
         if result.next_offset < readers.end_offset(queue):
-            following = readers.queues.position_now(queue, result.next_offset)  # -1 for a hole, or if it is on disk
-            last = found[-1][0] if len(found) > before else 0
+            following = readers.queues.position_now(queue, result.next_offset)  # -1 for a hole, or an entry on disk
+            last = merged[-1][0] if len(merged) > before else 0
             limit = min(limit, following - 1 if following >= 0 else last)
     if len(results) > 1:
-        found.sort(key=POSITION_OF)
-    while found and found[-1][0] > limit:
-        _, data, at, _, _, queue = found.pop()
+        merged.sort(key=POSITION_OF)
+    while merged and merged[-1][0] > limit:
+        _, data, at, _, _, queue = merged.pop()
         offsets[queue] = RecordView(data, at).queue_offset
-    return found
+    return merged
 
 
 def _records(queue: Queue, result: ReadResult) -> list[Found]:

@@ -1,6 +1,6 @@
 """Runs: messages that the same receivers get together, and their frames in each encoding.
 
-Receivers share a run, and each encoding of it is made once. A publisher may hand on its frames: if a run consists of
+Receivers share a run, and each encoding of it is made once. A publisher may pass on its frames: if a run consists of
 exactly these messages, they are sent as they were received.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["Frames", "Receiver", "Run", "make_runs"]
 
 T = TypeVar("T")
 
-# How many compressed runs keep their decompressed frames. Slow receivers may hold thousands of runs.
+# Number of compressed runs that keep their decompressed frames. Slow receivers may hold thousands of runs.
 EXPANDED_MAX: Final = 4
 
 
@@ -44,8 +44,8 @@ class Receiver(Protocol):
 class Frames:
     """The messages of a run in one encoding: ``data``, in which message *i* ends before ``ends[i]``.
 
-    ``is_whole`` is False if the encoding left out some messages, whose frames are empty. ``payloads`` has, by the index
-    of a message, what follows its frame in ``data``; ``size`` includes that.
+    ``is_whole`` is False if the encoding left out some messages, whose frames are empty. ``payloads`` maps the index of
+    a message to bytes that follow its frame in ``data``; ``size`` includes them.
     """
 
     __slots__ = ("_each", "data", "ends", "is_whole", "payloads", "size")
@@ -68,7 +68,7 @@ class Frames:
 
     @property
     def each(self) -> list[bytes]:
-        """The frame of each message, for protocols that put something before each."""
+        """The frame of each message, for protocols that put bytes before each."""
         if self._each is None:
             self._each = [self.data[begin:end] for begin, end in pairwise([0, *self.ends])]
         return self._each
@@ -87,9 +87,9 @@ class Frames:
 class Run:
     """Messages of a topic that the same receivers get for the same filters.
 
-    ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` the end of the last.
-    Messages for others may be between them in the log. One whose body ``is_compressed`` is alone. A run whose messages
-    have many properties ``is_heavy``.
+    ``data`` has their records, whole and in log order; ``position`` is the begin of the first, ``end`` the end of the
+    last. Messages for other receivers may be between them in the log. A message whose body ``is_compressed`` is alone.
+    A run whose messages have many properties ``is_heavy``.
     """
 
     __slots__ = (
@@ -117,8 +117,8 @@ class Run:
         self._frames: dict[str, Frames] | None = None
         self._decoded: Sequence[Any] | None = None
         self._positions: list[int] | None = None
-        self._whole: Run | None = None  # the run of which this is a part, and
-        self._first = 0  # the index of the first message there
+        self._whole: Run | None = None  # the run of which this is a part
+        self._first = 0  # the index in that run of the first message
 
     def records(self) -> Iterator[RecordView]:
         """Yield each record: queue id, queue offset, position, properties, body."""
@@ -131,29 +131,29 @@ class Run:
         return self._positions
 
     def decoded(self, decode: Callable[[Buffer], Sequence[T]]) -> Sequence[T]:
-        """Return what *decode* makes of the records, one result for each; it is called once for all receivers.
+        """Return the result of *decode* on the records, one item for each; *decode* is called once for all receivers.
 
-        Each feed has runs of its own, so a protocol that uses one function gets what that has returned.
+        Each feed has runs of its own, so a protocol that always passes the same function gets results of that function.
         """
         if self._whole is not None:
             return self._whole.decoded(decode)[self._first : self._first + self.count]
-        found = self._decoded
-        if found is None:
-            found = self._decoded = decode(self.data)
+        items = self._decoded
+        if items is None:
+            items = self._decoded = decode(self.data)
             if self.is_compressed:
                 _keep_expanded(self)
-        return found
+        return items
 
     def frames(self, encoding: Encoding) -> Frames:
         """Return the frames of the messages in *encoding*; they are encoded once for all receivers."""
         if self._whole is not None:
             return self._whole.frames(encoding).part(self._first, self._first + self.count)
-        found = self._frames.get(encoding.name) if self._frames is not None else None
-        if found is None:
+        frames = self._frames.get(encoding.name) if self._frames is not None else None
+        if frames is None:
             each = encoding.encode(self.data)
-            found = Frames(b"".join(each), list(accumulate(map(len, each))), all(each))
-            self.keep(encoding.name, found)
-        return found
+            frames = Frames(b"".join(each), list(accumulate(map(len, each))), all(each))
+            self.keep(encoding.name, frames)
+        return frames
 
     def split(self, count: int) -> tuple["Run", "Run"]:
         """Return the first *count* messages, at least one and not all, and the others; both share the frames."""
@@ -169,7 +169,7 @@ class Run:
         return head, tail
 
     def keep(self, encoding: str, frames: Frames) -> None:
-        """Use *frames* for *encoding*; a publisher handed them on, or they are the same for all its receivers."""
+        """Use *frames* for *encoding*; a publisher passed them on, or they are the same for all its receivers."""
         if self._frames is None:
             self._frames = {}
         self._frames[encoding] = frames
@@ -177,7 +177,7 @@ class Run:
             _keep_expanded(self)
 
     def forget(self) -> None:
-        """Keep neither frames nor what was decoded; both are made again when they are needed."""
+        """Drop frames and decoded records; both are made again when they are needed."""
         self._frames = self._decoded = None
 
 
@@ -185,76 +185,76 @@ _expanded: Final[deque[ref[Run]]] = deque()
 
 
 def _keep_expanded(run: Run) -> None:
-    """Let *run* keep what was decompressed, and an earlier one forget it."""
+    """Let *run* keep its decompressed frames, and drop those of an earlier run."""
     if all(each() is not run for each in _expanded):
         _expanded.append(ref(run))
         if len(_expanded) > EXPANDED_MAX and (oldest := _expanded.popleft()()) is not None:
             oldest.forget()
 
 
-def make_runs(found: Sequence[Found]) -> list[Run]:
-    """Return the records that `merge` found, as one run if none is compressed, and they have few properties."""
+def make_runs(records: Sequence[Found]) -> list[Run]:
+    """Return the records that `merge` returned, as one run if none is compressed, and they have few properties."""
     unpack, flags, total, is_long = SIZE_FLAG_BODY.unpack_from, 0, 0, False
-    for _, data, at, _, _, _ in found:
+    for _, data, at, _, _, _ in records:
         size, sys_flag, body_bytes = unpack(data, at)
         own = size - body_bytes
         flags |= sys_flag
         total += own
         if own > LONG_BYTES or own < 0:
             is_long = True
-    if is_long or total > USUAL_BYTES * len(found):
-        parts = list(_light_parts(found))
-        if len(parts) > 1 or property_cost(found[0][1], found[0][2]) > PROPERTIES_MAX:
+    if is_long or total > USUAL_BYTES * len(records):
+        parts = list(_light_parts(records))
+        if len(parts) > 1 or property_cost(records[0][1], records[0][2]) > PROPERTIES_MAX:
             return [run for part in parts for run in _heavy_runs(part)]
-    return _make_runs(found) if flags & COMPRESSED else [_make_run(found)]
+    return _make_runs(records) if flags & COMPRESSED else [_make_run(records)]
 
 
-def _light_parts(found: Sequence[Found]) -> Iterator[Sequence[Found]]:
-    """Yield *found* in parts that have no more than `PROPERTIES_MAX` properties, or one message that has."""
+def _light_parts(records: Sequence[Found]) -> Iterator[Sequence[Found]]:
+    """Yield *records* in parts with at most `PROPERTIES_MAX` properties, or one message with more."""
     begin, cost, unpack = 0, 0, SIZE_FLAG_BODY.unpack_from
-    for index, (_, data, at, _, _, _) in enumerate(found):
+    for index, (_, data, at, _, _, _) in enumerate(records):
         size, _, body_bytes = unpack(data, at)
         own = size - body_bytes
         more = property_cost(data, at) if own > USUAL_BYTES or own < 0 else 0
         if begin < index and cost + more > PROPERTIES_MAX:
-            yield found[begin:index]
+            yield records[begin:index]
             begin, cost = index, 0
         cost += more
-    yield found[begin:]
+    yield records[begin:]
 
 
-def _heavy_runs(found: Sequence[Found]) -> list[Run]:
-    runs = _make_runs(found)
+def _heavy_runs(records: Sequence[Found]) -> list[Run]:
+    runs = _make_runs(records)
     for run in runs:
         run.is_heavy = True
     return runs
 
 
-def _make_runs(found: Sequence[Found]) -> list[Run]:
-    compressed = [index for index, each in enumerate(found) if each[1][each[2] + COMPRESSION_AT] & COMPRESSED]
+def _make_runs(records: Sequence[Found]) -> list[Run]:
+    compressed = [index for index, each in enumerate(records) if each[1][each[2] + COMPRESSION_AT] & COMPRESSED]
     if not compressed:
-        return [_make_run(found)]
+        return [_make_run(records)]
     runs: list[Run] = []
     begin = 0
     for index in compressed:
         if begin < index:
-            runs.append(_make_run(found[begin:index]))
-        position, data, at, end, _, _ = found[index]
+            runs.append(_make_run(records[begin:index]))
+        position, data, at, end, _, _ = records[index]
         runs.append(Run(data[at:end], 1, position, position + end - at, is_compressed=True))
         begin = index + 1
-    if begin < len(found):
-        runs.append(_make_run(found[begin:]))
+    if begin < len(records):
+        runs.append(_make_run(records[begin:]))
     return runs
 
 
-def _make_run(found: Sequence[Found]) -> Run:
-    position, data, at, end, _, _ = found[0]
-    if len(found) == 1:
+def _make_run(records: Sequence[Found]) -> Run:
+    position, data, at, end, _, _ = records[0]
+    if len(records) == 1:
         return Run(data[at:end], 1, position, position + end - at)
-    last_position, _, last_at, last_end, _, _ = found[-1]
-    sizes = [each[3] - each[2] for each in found if each[1] is data]
-    if len(sizes) == len(found) and last_end - at == sum(sizes):
+    last_position, _, last_at, last_end, _, _ = records[-1]
+    sizes = [each[3] - each[2] for each in records if each[1] is data]
+    if len(sizes) == len(records) and last_end - at == sum(sizes):
         whole = data[at:last_end]  # nothing else is between them
     else:
-        whole = b"".join([each[1][each[2] : each[3]] for each in found])
-    return Run(whole, len(found), position, last_position + last_end - last_at)
+        whole = b"".join([each[1][each[2] : each[3]] for each in records])
+    return Run(whole, len(records), position, last_position + last_end - last_at)

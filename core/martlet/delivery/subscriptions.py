@@ -2,8 +2,8 @@
 
 A subscription holds numbers, never messages: a slow subscriber, or one without credit, costs one cursor per queue. The
 topic's tail reader wakes its peer when records with a wanted tag arrive. When the peer's socket has room, the server
-calls the handler's `collect`, which calls that of the subscription. It reads from the log in batches and shares the
-encoded bytes with the others at the tail (`fanout.py`).
+calls the handler's `collect`, which calls `TopicSubscription.collect`. The subscription reads from the log in batches
+and shares the encoded bytes with other readers at the tail (`fanout.py`).
 """
 
 from collections import deque
@@ -22,8 +22,8 @@ from martlet.tables.topics import READ, Topic, Topics
 
 __all__ = ["Delivery", "MemberPeer", "Subscriptions", "TopicSubscription", "from_earliest", "from_offset", "from_tail"]
 
-# Messages that a call of `TopicSubscription.collect` returns; the last read may add as many. Encoding that
-# many small ones takes 2 to 4 ms.
+# Messages that a call of `TopicSubscription.collect` returns; the last read may add as many. Encoding so many small
+# messages takes 2 to 4 ms.
 MESSAGES_A_COLLECT: Final = 1024
 
 Start = Callable[[Queue], int]
@@ -47,11 +47,11 @@ def from_offset(offset: int) -> Start:
 class MemberPeer(Protocol):
     """The peer of a subscription, or of a member of a shared group; usually a `martlet.contracts.Peer`.
 
-    A protocol with many subscriptions of one client passes an object for each, which knows what it is for.
+    A protocol with many subscriptions of one client passes an object for each, so that a wake names its subscription.
     """
 
     def wake(self) -> None:
-        """Ask for a call of `TopicSubscription.collect` or `Member.collect`, soon."""
+        """Request a call of `TopicSubscription.collect` or `Member.collect`, soon."""
         ...
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
@@ -94,7 +94,7 @@ class Delivery:
 
     @property
     def frames(self) -> list[bytes]:
-        """The frame of each message, for protocols that put something before each."""
+        """The frame of each message, for protocols that put bytes before each."""
         at = self._batch.index(self.first)
         return self._batch.frames[at : at + self.count]
 
@@ -106,19 +106,19 @@ class Delivery:
 
     @property
     def offsets(self) -> Sequence[int]:
-        """Return the offset of each message."""
+        """The offset of each message."""
         at = self._batch.index(self.first)
         return self._batch.offsets[at : at + self.count]
 
     @property
     def positions(self) -> Sequence[int]:
-        """Return the log position of each message."""
+        """The log position of each message."""
         at = self._batch.index(self.first)
         return self._batch.positions[at : at + self.count]
 
     @property
     def ends(self) -> list[int]:
-        """Return the end of each message's frame in ``data``."""
+        """The end of each message's frame in ``data``."""
         at = self._batch.index(self.first)
         begin = self._batch.ends[at - 1] if at else 0
         return [end - begin for end in self._batch.ends[at : at + self.count]]
@@ -126,7 +126,7 @@ class Delivery:
 
 @final
 class _QueueReading:
-    """One queue of one subscription."""
+    """The reading state of one queue of one subscription."""
 
     __slots__ = ("cursor", "due", "queue", "tail")
 
@@ -141,7 +141,7 @@ class _QueueReading:
 class TopicSubscription:
     """One subscriber of one topic; created by `Subscriptions.open`.
 
-    ``credit`` is how many more messages may be sent; at 0 the subscription waits for `add_credit`. If the topic is
+    ``credit`` is the number of messages that may be sent; at 0 the subscription waits for `add_credit`. If the topic is
     deleted or no longer readable, ``gone`` is set and the peer is woken: the handler then tells its client and closes
     the subscription.
     """
@@ -192,7 +192,7 @@ class TopicSubscription:
         self._failure: Refused | None = None
 
     def cursor(self, queue_id: int) -> int:
-        """Return the offset of the next message from that queue, -1 if there is no such queue."""
+        """Return the offset of the next message from that queue; -1 if there is no such queue."""
         reading = self._readings.get(queue_id)
         return reading.cursor if reading is not None else -1
 
@@ -203,7 +203,8 @@ class TopicSubscription:
             self.peer.wake()
 
     def collect(self, budget_bytes: int) -> list[Delivery]:
-        """Return the messages to send now: at most ``credit`` messages and about *budget_bytes*; uses up their credit.
+        """Return the messages to send now: at most ``credit`` messages and about *budget_bytes*; reduces ``credit`` by
+        their number.
 
         Call it in `Handler.collect`. It wakes the peer again if there is more to send.
 
@@ -214,37 +215,37 @@ class TopicSubscription:
             self._permit()
         if self._failure is not None:
             raise self._failure
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         due = self._due
         fruitless, messages_left = 0, MESSAGES_A_COLLECT
         while fruitless < len(due) and self.credit > 0 and budget_bytes > 0 and messages_left > 0:
             reading = due.popleft()
             try:
-                delivery = self._take(reading, budget_bytes)
+                delivery = self._read_queue(reading, budget_bytes)
             except Refused as refused:
                 self._failure = refused
-                if not found:
+                if not deliveries:
                     raise
                 self.peer.wake()
-                return found
+                return deliveries
             if reading.due:
                 due.append(reading)
                 fruitless += 1
             if delivery is not None:
-                found.append(delivery)
+                deliveries.append(delivery)
                 self.credit -= delivery.count
                 budget_bytes -= delivery.size
                 messages_left -= delivery.count
                 fruitless = 0
         if due and self.credit > 0 and not self._reader.must_wait:
             self.peer.wake()
-        return found
+        return deliveries
 
     def _was_read(self, place: Hashable) -> None:
         self.peer.wake()
 
     def arrived_at(self, queue: Queue) -> None:
-        """Handle that *queue* has new readable records that may be selected."""
+        """Handle new readable records of *queue* that may be selected."""
         reading = self._readings.get(queue.queue_id)
         if reading is not None and reading.queue is queue:
             self._make_due(reading)
@@ -273,7 +274,7 @@ class TopicSubscription:
         self._tail.listen(self)
 
     def follow(self, topic: Topic, *, new: bool = False) -> None:
-        """Read all queues that *topic* has now; new ones are read from their beginning."""
+        """Read all queues that *topic* has now, new queues from their beginning."""
         self.topic = topic
         for queue_id in range(topic.read_queues):
             if queue_id not in self._readings:
@@ -286,8 +287,8 @@ class TopicSubscription:
         if cursor < queue.next_offset:
             self._make_due(reading)
 
-    def _take(self, reading: _QueueReading, budget_bytes: int) -> Delivery | None:
-        """Advance the cursor of *reading* over the messages that fit; ``due`` tells whether there may be more."""
+    def _read_queue(self, reading: _QueueReading, budget_bytes: int) -> Delivery | None:
+        """Advance the cursor of *reading* over the messages that fit; ``due`` tells whether more may follow."""
         reading.cursor = max(reading.cursor, reading.queue.first_offset)  # a batch in memory may have expired
         batch = reading.tail.find(reading.cursor)
         if batch is None:
@@ -310,8 +311,8 @@ class TopicSubscription:
         if result is None:
             return None
         if result.next_offset <= reading.cursor:
-            # At the end of the readable records; for more, `arrived_at` is called. The cursor is only beyond the end if
-            # the queue was recreated.
+            # At the end of the readable records; `arrived_at` is called when more follow. The cursor is only beyond the
+            # end if the queue was recreated.
             reading.cursor = min(reading.cursor, queue.next_offset)
             reading.due = False
             return None
@@ -371,23 +372,23 @@ class Subscriptions:
           peer: woken when there is something to collect.
           topic: its name; it must exist.
           encoding: encodes records into frames.
-          selection: which messages the peer gets.
+          selection: selects the messages for the peer.
           start: where to begin in each queue: `from_tail`, `from_earliest` or `from_offset`.
-          credit: how many messages may be sent before `TopicSubscription.add_credit` is called.
+          credit: the number of messages that may be sent before `TopicSubscription.add_credit` is called.
           permit: raises `Refused` if the peer may not read any more; called at each collect.
 
         Raises:
           Refused: there is no such topic, it is not readable, or there are too many subscriptions.
         """
-        found = readable(self._topics, topic)
+        readable_topic = readable(self._topics, topic)
         limit = self._config.subscriptions_max
         if self._count >= limit:
             raise Refused(Reason.BUSY, f"{limit} subscriptions are open; delivery.subscriptions_max is {limit}")
-        subscription = TopicSubscription(self, peer, found, encoding, selection, start, credit, permit)
+        subscription = TopicSubscription(self, peer, readable_topic, encoding, selection, start, credit, permit)
         self._by_topic.setdefault(topic, {})[subscription] = None
         self._count += 1
         subscription.listen()
-        subscription.follow(found, new=True)
+        subscription.follow(readable_topic, new=True)
         return subscription
 
     def forget(self, subscription: TopicSubscription) -> None:
@@ -403,7 +404,7 @@ class Subscriptions:
         if topic is None:
             return
         for subscription in list(self._by_topic.get(topic.name, ())):
-            if subscription.topic.queues is topic.queues:  # else that topic was deleted, and the subscription ends
+            if subscription.topic.queues is topic.queues:  # otherwise the topic was deleted, and the subscription ends
                 subscription.follow(topic)
                 subscription.gone = not is_readable(topic)
                 if subscription.gone:

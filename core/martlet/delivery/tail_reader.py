@@ -1,14 +1,14 @@
-"""Reads new records of a topic once for all that follow its tail.
+"""Reads new records of a topic once for all followers of its tail.
 
 A `TailReader` watches the queues of one topic, or of several that a feed follows together. Subscriptions
 (`subscriptions.py`) take everything or select by tag: the entries of the queues contain the codes of tags, so the
-reader knows whom to wake without reading a record. Protocols with names and filters attach an *interest*, such as a
-`RouteCache`. Then the reader reads each new range once, in log order over all its queues, takes the name of each
-message once (its tag), asks the interest for the route of the name, and passes each receiver of the route the `Run` of
-its messages. Receivers without a match cost nothing.
+reader finds the subscriptions to wake without reading a record. Protocols with names and filters attach an *interest*,
+such as a `RouteCache`. Then the reader reads each new range once, in log order over all its queues, takes the name of
+each message once (its tag), asks the interest for the route of the name, and passes each receiver of the route the
+`Run` of its messages. Receivers without a match cost nothing.
 
-An *early* reader of a feed reads up to the early end (`martlet.store.append.readable`): what nobody waits for is
-routed before it is durable.
+An *early* reader of a feed reads up to the early end (`martlet.store.append.readable`): records that nobody waits for
+are routed before they are durable.
 """
 
 import logging
@@ -32,7 +32,7 @@ __all__ = ["TailReader", "Tails"]
 
 log = logging.getLogger("martlet.delivery")
 
-# For one slice of work: a message takes 5 us, one whose name has no cached route about 20.
+# Messages in one slice of work: a message takes 5 us, and about 20 us if its name has no cached route.
 MESSAGES_A_SLICE: Final = 512
 BYTES_A_SLICE: Final = 1 << 20
 READ_AGAIN_S: Final = 5.0
@@ -43,8 +43,8 @@ class TailReader:
     """Follows one topic at its end, or several; created by `Tails`.
 
     With *early* it reads up to the early end. It follows a topic that is deleted and created again, as long as an
-    interest is attached. ``position`` is the log position before which everything is routed; ``viewed`` counts the
-    records whose name was read, ``reads`` the reads of queues.
+    interest is attached. Everything before log position ``position`` is routed; ``viewed`` counts the records whose
+    name was read, ``reads`` the reads of queues.
     """
 
     def __init__(self, tails: "Tails", names: tuple[str, ...], topics: Sequence[Topic], early: bool = False) -> None:
@@ -63,12 +63,12 @@ class TailReader:
         self._interests: dict[Interest, Beginnings | None] = {}
         self.routing = TailRouting(tails.store, names, tails.handed_bytes_max)
         self._unrouted: Steps[None] | None = None  # routes records that were read, if it takes several turns
-        self._topics: dict[str, Topic] = {}  # those of ``names`` that exist
+        self._topics: dict[str, Topic] = {}  # existing topics of ``names``
         for topic in topics:
             self.follow(topic)
 
     def follow(self, topic: Topic) -> None:
-        """Follow the queues that *topic* has now: from their end if the topic is new here, otherwise new ones whole."""
+        """Follow the queues that *topic* has now: those of a new topic from their end, later ones as a whole."""
         before = self._topics.get(topic.name)
         if before is not None and before.queues is not topic.queues:
             self._leave_topic(before)
@@ -127,7 +127,7 @@ class TailReader:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody follows it any more."""
+        """Whether the reader has no followers."""
         return not (self._listeners or self._interests)
 
     @property
@@ -190,9 +190,9 @@ class TailReader:
         if self._route_some():
             return False
         readable = self.readers.readable
-        found = self._single()
-        if found:
-            self._begin(found, readable)
+        records = self._newest_single()
+        if records:
+            self._begin_routing(records, readable)
             return not self.is_behind
         results: dict[Queue, ReadResult] = {}
         for queue, start, count, size in self._ranges():
@@ -201,11 +201,11 @@ class TailReader:
             if result is None:
                 return False
             results[queue] = result
-        self._take(results, readable)
+        self._route_results(results, readable)
         return not self.is_behind
 
     async def route_far(self) -> None:
-        """Like `route_near`, but wait for the disk for what is not near."""
+        """As `route_near`, but wait for the disk for other records."""
         if self._route_some():
             return
         results: dict[Queue, ReadResult] = {}
@@ -214,12 +214,12 @@ class TailReader:
             self.reads += 1
             near = self.readers.read_near(queue, start, count, size)
             results[queue] = near if near is not None else await self.readers.read_far(queue, start, count, size)
-        # Another interest may have come in the meantime, which gets later records only.
+        # Another interest may have been attached meanwhile; it gets only later records.
         wanted = {queue for queue, start, *_ in ranges if self._routed.get(queue) == start}
-        self._take({queue: result for queue, result in results.items() if queue in wanted}, readable)
+        self._route_results({queue: result for queue, result in results.items() if queue in wanted}, readable)
 
-    def _single(self) -> list[Found]:
-        """Return the new record if there is just one, and it is in memory: as fast as possible, for the latency."""
+    def _newest_single(self) -> list[Found]:
+        """Return the new record if there is just one and it is in memory: a short cut for the latency."""
         if len(self._touched) > 1:
             return []
         (queue,) = self._touched
@@ -235,7 +235,7 @@ class TailReader:
         return [(position, data, at, end, name, queue) for position, at, end, name in names_of(data)]
 
     def _ranges(self) -> list[tuple[Queue, int, int, int]]:
-        """Return what a slice reads: queues, and for each the first offset, and how many messages and bytes at most."""
+        """Return the ranges to read in one slice: queue, first offset, and maximum numbers of messages and bytes."""
         starts = [(queue, self._routed[queue]) for queue in self._touched]
         counts = first_counts(self.readers, starts, MESSAGES_A_SLICE)
         total = max(sum(counts), 1)
@@ -245,37 +245,37 @@ class TailReader:
             if count
         ]
 
-    def _take(self, results: dict[Queue, ReadResult], readable: int) -> None:
-        """Route the results of reads, up to where the first queue has unread records."""
-        results = {queue: result for queue, result in results.items() if queue in self._touched}  # else it was deleted
-        self._begin(merge(self.readers, results, self._routed, readable), readable)
+    def _route_results(self, results: dict[Queue, ReadResult], readable: int) -> None:
+        """Route the results of reads, up to the first unread record of a queue."""
+        results = {queue: result for queue, result in results.items() if queue in self._touched}  # others were deleted
+        self._begin_routing(merge(self.readers, results, self._routed, readable), readable)
 
-    def _begin(self, found: list[Found], readable: int) -> None:
-        """Route *found*, which was read before *readable*."""
+    def _begin_routing(self, records: list[Found], readable: int) -> None:
+        """Route *records*, which was read before *readable*."""
         for queue in list(self._touched):
             if self._routed[queue] >= self.readers.end_offset(queue):
                 del self._touched[queue]
-        self.viewed += len(found)
-        self._unrouted = self._route_all(found, readable)
+        self.viewed += len(records)
+        self._unrouted = self._route_all(records, readable)
         self._route_some()
 
     # routing
 
     def _route_some(self) -> bool:
-        """Route a slice of the records that were read; return True if more of them are left."""
+        """Route a slice of the records that were read; return True if records are left."""
         if self._unrouted is None:
             return False
         if next(self._unrouted, self) is self:
             self._unrouted = None
         return self._unrouted is not None
 
-    def _route_all(self, found: list[Found], readable: int) -> Steps[None]:
+    def _route_all(self, records: list[Found], readable: int) -> Steps[None]:
         budget = Budget(RECEIVER_US)
         for interest, beginnings in list(self._interests.items()):
-            yield from self.routing.route_by(interest, beginnings, found, budget)
+            yield from self.routing.route_by(interest, beginnings, records, budget)
         if not self._touched:
             self.position = max(self.position, readable)
-        self.routing.routed(found[-1][0] + 1 if self._touched and found else self.position)
+        self.routing.routed(records[-1][0] + 1 if self._touched and records else self.position)
 
 
 @final
@@ -298,14 +298,14 @@ class Tails:
         store.readable_end.early.on_watched.append(self._route_touched)
 
     def of(self, topic: Topic) -> TailReader:
-        """Return the reader of *topic*; it ends when nobody follows the topic any more, or the topic is deleted."""
+        """Return the reader of *topic*; it ends when it has no followers any more, or the topic is deleted."""
         return self._reader((topic.name,), [topic], early=False)
 
     def of_all(self, names: Sequence[str], *, early: bool = False) -> TailReader:
         """Return the reader of all topics with *names*, in log order over them; some may be missing.
 
-        It follows topics that are created later too, and ends when nobody follows it any more. An *early* reader reads
-        up to the early end of the log; it serves feeds, and no listeners.
+        It follows topics that are created later too, and ends when it has no followers any more. An *early* reader
+        reads up to the early end of the log; it serves feeds, and no listeners.
         """
         topics = [topic for name in names if (topic := self._topics.get(name)) is not None]
         return self._reader(tuple(names), topics, early=early)
@@ -319,11 +319,11 @@ class Tails:
         return reader
 
     def follows(self, topic: str) -> bool:
-        """Return whether somebody follows *topic*."""
+        """Return whether *topic* has followers."""
         return topic in self._readers_of
 
     def release(self, reader: TailReader) -> None:
-        """Drop *reader* if nobody follows it any more."""
+        """Drop *reader* if it has no followers any more."""
         if reader.is_idle and self._readers.get((reader.names, reader.early)) is reader:
             self._drop(reader)
 
@@ -349,7 +349,7 @@ class Tails:
                 self._drop(reader)
 
     def route_later(self, reader: TailReader) -> None:
-        """Have `run` route what *reader* has not routed yet."""
+        """Let `run` route the remaining records of *reader*."""
         if reader.is_behind:
             self._behind[reader] = None
             self._rung.set()
@@ -367,7 +367,7 @@ class Tails:
                 self._rung.set()
 
     async def run(self) -> None:
-        """Do what does not fit into one turn or must be read from disk, until cancelled."""
+        """Route records that do not fit into one turn or must be read from disk, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.wakes.run)
             await self._run()

@@ -1,7 +1,7 @@
-"""Cursors that have left: their filters are removed some at a time, because a client may have 20,000.
+"""Filters of closed cursors, removed some at a time, because a client may have 20,000.
 
-A cursor that has left takes nothing, so it does not matter when its filters go. If it comes back before they are all
-gone, the others stay.
+A cursor that has left takes no records, so the time of the removal does not matter. If the cursor comes back before all
+its filters are removed, the others stay.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from martlet.runtime.steps import per_slice
 
 __all__ = ["Departures"]
 
-# Filters to remove in one turn of the event loop.
+# Filters removed in one turn of the event loop.
 FILTERS_A_TURN: Final = per_slice(us=4)
 
 
 @final
 class Departures:
-    """The filters that are still to be removed; *ring* has `go_on` called."""
+    """The filters that are still to be removed; *ring* requests a call of `go_on`."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -29,7 +29,7 @@ class Departures:
         return bool(self._left)
 
     def leave(self, routes: RouteCache[Cursor], cursor: Cursor) -> None:
-        """Remove the filters of *cursor*, which takes nothing by *routes* now: few at once, many in the next turns."""
+        """Remove the filters of *cursor*, which takes nothing by *routes* now: few at once, many in later turns."""
         if len(cursor.filters) <= FILTERS_A_TURN:
             for each in cursor.filters:
                 routes.remove(each, cursor)
@@ -38,13 +38,13 @@ class Departures:
             self._ring()
 
     def come_back(self, routes: RouteCache[Cursor], cursor: Cursor) -> None:
-        """Keep what is left of *cursor* in *routes*, except filters that it has dropped or that begin later."""
+        """Keep the remaining filters of *cursor* in *routes*, except dropped ones and those that begin later."""
         for each in self._left.pop((routes, cursor), ()):
             if each not in cursor.filters or (cursor.begins is not None and each in cursor.begins):
                 routes.remove(each, cursor)
 
     def go_on(self) -> None:
-        """Remove some filters."""
+        """Remove a slice of the filters."""
         count = FILTERS_A_TURN
         while self._left and count > 0:
             (routes, cursor), filters = next(iter(self._left.items()))

@@ -1,9 +1,9 @@
 """The cursors of a feed that are behind the tail, and the sweeps that read the log for them.
 
 Cursors that return together cost one pass over the records that they missed. But a cursor that was away for long must
-not keep those waiting that are nearly at the tail. So there are several *sweeps* (`sweep.py`): each cursor is served by
-one that begins at its position, or a few times as far from the tail (`sweeps.py`), and the nearest sweeps have the most
-turns (`sweep_turns.py`).
+not delay cursors that are nearly at the tail. So there are several *sweeps* (`sweep.py`): each cursor is served by a
+sweep that begins at its position, or a few times as far from the tail (`sweeps.py`), and the nearest sweeps have the
+most turns (`sweep_turns.py`).
 
 Cursors whose filters have no wildcards have sweeps of their own: these find records by the tag codes of the entries,
 which is many times as fast.
@@ -27,7 +27,7 @@ __all__ = ["CatchUpReader"]
 class CatchUpReader:
     """The cursors of one feed that are behind the tail; *make_routes* returns the empty routes of a sweep.
 
-    ``reader`` is the tail reader of the feed's topics, while there are cursors: a sweep ends where it is. ``sweeps``
+    ``reader`` is the tail reader of the feed's topics, while there are cursors: sweeps end at its position. ``sweeps``
     counts the sweeps.
     """
 
@@ -39,10 +39,10 @@ class CatchUpReader:
         self._make_routes = make_routes
         self._is_literal = make_routes().is_literal
         self._by_code, self._whole = Sweeps(self._begin), Sweeps(self._begin)
-        # How many names those cursors wait for whose sweeps look for tag codes.
+        # The number of names that each cursor without wildcards follows.
         self._names: dict[Cursor, int] = {}
         self._names_count = 0
-        self._viewed = self._reads = 0  # of sweeps that are over
+        self._viewed = self._reads = 0  # records viewed and reads made by sweeps that are over
 
     # cursors
 
@@ -58,7 +58,7 @@ class CatchUpReader:
             self._whole.waiting.add(cursor)
 
     def _names_of(self, cursor: Cursor) -> int:
-        """Return how many names the filters of *cursor* are that have begun; -1 if one has a wildcard."""
+        """Return the number of names among the filters of *cursor* that have begun; -1 if one has a wildcard."""
         filters: Iterable[str] = cursor.filters
         if cursor.begins is not None:
             begins, start = cursor.begins, cursor.start
@@ -73,7 +73,7 @@ class CatchUpReader:
         return names
 
     def remove(self, cursor: Cursor) -> None:
-        """Read nothing for *cursor* any more."""
+        """Stop reading for *cursor*."""
         self._names_count -= self._names.pop(cursor, 0)
         if cursor.sweep is not None:
             cursor.sweep.leave(cursor)
@@ -82,7 +82,7 @@ class CatchUpReader:
                 each.waiting.remove(cursor)
 
     def forget_routes(self) -> None:
-        """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
+        """Drop all cached routes, because the rules have changed; routing in progress continues by the new rules."""
         for each in self.running:
             each.forget_routes()
 
@@ -109,21 +109,21 @@ class CatchUpReader:
 
     @property
     def viewed(self) -> int:
-        """How many records the sweeps have read."""
+        """The number of records that the sweeps have read."""
         return self._viewed + sum(each.viewed for each in self.running)
 
     @property
     def reads(self) -> int:
-        """How often the sweeps have read a queue."""
+        """The number of times that the sweeps have read a queue."""
         return self._reads + sum(each.reads for each in self.running)
 
     def plan(self) -> list[Sweep]:
-        """Begin sweeps for cursors that none will reach soon; return them."""
-        found: list[Sweep] = []
+        """Begin sweeps for cursors that no sweep will reach soon; return the new sweeps."""
+        begun: list[Sweep] = []
         for each in self._kinds:
             if each.waiting and self.reader is not None:
-                found += each.plan(self.reader.readers.readable)
-        return found
+                begun += each.plan(self.reader.readers.readable)
+        return begun
 
     def end(self) -> None:
         """End all sweeps, as the last cursor is closed."""

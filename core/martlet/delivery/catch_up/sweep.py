@@ -1,7 +1,7 @@
-"""One sweep: reads the log once for all cursors that are in it, from where the furthest of them is to the tail.
+"""One sweep: reads the log once for all its cursors, from the position of the furthest to the tail.
 
-A sweep takes cursors along when it comes to their positions. If all their filters are names without wildcards, it looks
-at the entries of the queues alone, and reads only records with the tag codes of these names.
+A cursor joins the sweep when the sweep comes to its position. If all filters are names without wildcards, the sweep
+looks only at the entries of the queues, and reads only records with the tag codes of these names.
 """
 
 from bisect import bisect_left
@@ -27,21 +27,21 @@ __all__ = ["AHEAD_BYTES", "CODES_MAX", "CURSORS_A_SLICE", "Sweep", "slice_of"]
 # Routing a message whose name has no cached route takes about 25 us.
 MESSAGES_A_SLICE: Final = 256
 BYTES_A_SLICE: Final = 1 << 20
-# Cursors, and filters of several (`FILTERS_A_SLICE`), that a sweep adds, or moves to the tail.
+# Cursors, and filters of several cursors (`FILTERS_A_SLICE`), that a sweep adds, or moves to the tail, in one slice.
 CURSORS_A_SLICE: Final = 256
-CODES_MAX: Final = 1000  # names to search for in one pass over the entries
-# Cursors join a sweep when it is so near. A slice ends before the next one that has not joined.
+CODES_MAX: Final = 1000  # names searched for in one pass over the entries
+# Distance at which cursors ahead join a sweep. A slice ends before the next cursor that has not joined.
 AHEAD_BYTES: Final = 1 << 20
-REPAIRS: Final = 2  # how often the search for a start has damaged entries repaired
+REPAIRS: Final = 2  # number of times that the search for a start has damaged entries repaired
 
 
 @final
 class Sweep:
-    """A sweep from log position *start* to where *reader*, the tail reader of the topics, is; *routes* is empty.
+    """A sweep from log position *start* to the position of *reader*, the tail reader of the topics; *routes* is empty.
 
-    ``swept_to`` is the log position before which everything was routed. ``viewed`` counts the records that were read,
-    ``reads`` the reads of queues. A sweep that ``has_met`` another one goes no further: its cursors join that. It
-    ``is_over`` when it has no cursors.
+    Everything before log position ``swept_to`` was routed. ``viewed`` counts the records that were read, ``reads`` the
+    reads of queues. A sweep that ``has_met`` another sweep stops: its cursors join that sweep. It ``is_over`` when it
+    has no cursors.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Sweep:
         self._reader = reader
         self._departures = departures
         self._routes = routes
-        self._beginnings = Beginnings(routes, self.cursors.__contains__)  # no cycle: it does not refer to this object
-        self._offsets: dict[Queue, int] | None = None  # None until they were searched
+        self._beginnings = Beginnings(routes, self.cursors.__contains__)  # no cycle: does not refer to `self`
+        self._offsets: dict[Queue, int] | None = None  # None until the offsets were searched
         self._codes: frozenset[int] | None = None
-        self._codes_to = 0  # filters that begin before this log position are among the codes; 0 if they are unknown
+        self._codes_to = 0  # the codes include filters that begin before this log position; 0 if the codes are unknown
         self._rules = 0  # counts the changes of rules
-        self._giving: Steps[None] | None = None  # routes the records that were read, if it takes several turns
+        self._routing: Steps[None] | None = None  # routes the records that were read, if that takes several turns
 
     # cursors
 
     def take(self, cursor: Cursor) -> None:
-        """Sweep *cursor*, whose position is ahead, or here."""
+        """Sweep *cursor*, whose position is here or ahead."""
         self.cursors[cursor] = None
         cursor.sweep = self
         cursor.place = CursorPlace.SWEPT
@@ -87,16 +87,16 @@ class Sweep:
             self._codes_to = 0
 
     def add_filter(self, cursor: Cursor, topic_filter: str) -> None:
-        """Note a new filter of *cursor*, or a new value of one."""
+        """Note a new filter of *cursor*, or a new value of a filter."""
         self._beginnings.add(cursor, topic_filter, self.swept_to)
         self._codes_to = 0
 
     def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
-        """Note that *cursor* has a filter no longer."""
+        """Note that *cursor* no longer has a filter."""
         self._routes.remove(topic_filter, cursor)
 
     def forget_routes(self) -> None:
-        """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
+        """Drop all cached routes, because the rules have changed; routing in progress continues by the new rules."""
         self._rules += 1
         self._routes.forget_routes()
 
@@ -105,11 +105,11 @@ class Sweep:
     @property
     def is_giving(self) -> bool:
         """Whether the sweep still routes records of its last read."""
-        return self._giving is not None
+        return self._routing is not None
 
     async def go_on(self, limit: int) -> bool:
-        """Read and route a slice of what is before log position *limit*; return whether it has reached the tail."""
-        if self._giving is None:
+        """Read and route a slice of the log before position *limit*; return whether the sweep has reached the tail."""
+        if self._routing is None:
             if self._offsets is None:
                 self._offsets = await self._find_start()
             if limit <= self.swept_to:
@@ -119,12 +119,12 @@ class Sweep:
             codes, limit = self._codes_before(min(limit, readable_to))
             offsets = self._offsets
             before, results = offsets.copy(), await self._read(offsets, codes)
-            found = merge(readers, results, offsets, limit)
+            records = merge(readers, results, offsets, limit)
             if codes is not None:
                 await self._return_to(limit, before)
-            end = limit if offsets == before else self._reached(limit, found)
-            self._giving = self._give(_from(found, self.swept_to), end)
-        return not self._give_some() and self._is_at_tail()
+            end = limit if offsets == before else self._read_to(limit, records)
+            self._routing = self._route_records(_from(records, self.swept_to), end)
+        return not self._route_slice() and self._is_at_tail()
 
     async def _find_start(self) -> dict[Queue, int]:
         return {queue: await _first_from(self._store, queue, self.swept_to) for queue in self._reader.queues()}
@@ -134,7 +134,7 @@ class Sweep:
         return [(queue, self._reader.routed(queue)) for queue in self._reader.queues()]
 
     async def _read(self, offsets: dict[Queue, int], codes: frozenset[int] | None) -> dict[Queue, ReadResult]:
-        """Read further in each queue, up to the position of the tail reader."""
+        """Read the next records of each queue, up to the position of the tail reader."""
         ranges = [(queue, offsets.setdefault(queue, queue.first_offset), routed) for queue, routed in self._queues()]
         ranges = [each for each in ranges if each[1] < each[2]]
         share = max(len(ranges), 1)
@@ -148,7 +148,7 @@ class Sweep:
     async def _return_to(self, limit: int, before: dict[Queue, int]) -> None:
         """Return to log position *limit*: the search for codes may have passed entries after it, unlike `merge`.
 
-        Offsets were at *before*.
+        *before* are the offsets from which the search began.
         """
         offsets, position_of = self._offsets, self._store.queues.position_now
         assert offsets is not None
@@ -157,30 +157,31 @@ class Sweep:
             if offset > low and not 0 <= position_of(queue, offset - 1) < limit:
                 offsets[queue] = min(max(await _first_from(self._store, queue, limit), low), offset)
 
-    def _reached(self, limit: int, found: list[Found]) -> int:
-        """Return the log position, *limit* at most, before which everything was read; *found* was read last."""
+    def _read_to(self, limit: int, records: list[Found]) -> int:
+        """Return the log position, *limit* at most, before which everything was read; *records* was read last."""
         offsets, position_of = self._offsets, self._store.queues.position_now
         assert offsets is not None
         for queue, routed in self._queues():
             offset = offsets.get(queue, queue.first_offset)
             if offset < routed:
                 position = position_of(queue, offset)
-                if position < 0:  # a lost message, or its entry is on disk
-                    return found[-1][0] + 1 if found else self.swept_to
+                if position < 0:  # a lost message, or an entry that is on disk
+                    return records[-1][0] + 1 if records else self.swept_to
                 limit = min(limit, position)
         return limit
 
     def _codes_before(self, limit: int) -> tuple[frozenset[int] | None, int]:
-        """Return the tag codes of all wanted names, and the position before which these are all, *limit* at most.
+        """Return the tag codes of all wanted names, and the log position, *limit* at most, up to which they are
+        complete.
 
-        They are None if a filter has a wildcard, or there are too many.
+        The codes are None if a filter has a wildcard, or there are too many.
         """
         if self._codes_to <= self.swept_to:
             self._codes, self._codes_to = self._find_codes(self.swept_to + AHEAD_BYTES)
         return self._codes, min(limit, self._codes_to)
 
     def _find_codes(self, ahead: int) -> tuple[frozenset[int] | None, int]:
-        """Return the codes for filters that begin before *ahead*, and where the first of the others begins."""
+        """Return the codes of filters that begin before *ahead*, and the position where the next filter begins."""
         codes: set[int] = set()
         end = NEVER
         for cursor in self.cursors:
@@ -202,32 +203,32 @@ class Sweep:
 
     # routing
 
-    def _give_some(self) -> bool:
-        """Route a slice of the records that were read; return True if more of them are left."""
-        if self._giving is None:
+    def _route_slice(self) -> bool:
+        """Route a slice of the records that were read; return True if records are left."""
+        if self._routing is None:
             return False
-        if next(self._giving, self) is self:
-            self._giving = None
-        return self._giving is not None
+        if next(self._routing, self) is self:
+            self._routing = None
+        return self._routing is not None
 
-    def _give(self, found: list[Found], end: int) -> Steps[None]:
-        """Route *found*, and then everything is routed that is before log position *end*."""
-        self.viewed += len(found)
+    def _route_records(self, records: list[Found], end: int) -> Steps[None]:
+        """Route *records*; after that, everything before log position *end* is routed."""
+        self.viewed += len(records)
         budget, at = Budget(RECEIVER_US), 0
-        while at < len(found):
-            at = yield from self._give_from(found, at, budget)
+        while at < len(records):
+            at = yield from self._route_from(records, at, budget)
         self.swept_to = max(self.swept_to, end)
 
-    def _give_from(self, found: list[Found], first: int, budget: Budget) -> Steps[int]:
-        """Route the records from index *first* on; return where to continue, because the rules have changed."""
+    def _route_from(self, records: list[Found], first: int, budget: Budget) -> Steps[int]:
+        """Route the records from index *first* on; return the index to continue at after a change of the rules."""
         rules = self._rules
-        for grants, start, end in self._by_route(found, first):
+        for grants, start, end in self._split_by_route(records, first):
             if start == end:
                 yield
                 if self._rules != rules:
                     return start
                 continue
-            for run in make_runs(found[start:end]):
+            for run in make_runs(records[start:end]):
                 for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
                     for cursor, values in receivers:
                         cursor.swept(run, values, self)
@@ -235,18 +236,18 @@ class Sweep:
                         yield
             if self._rules != rules:
                 return end
-        return len(found)
+        return len(records)
 
-    def _by_route(self, found: list[Found], first: int) -> Iterator[tuple[Grants[Cursor], int, int]]:
-        """Split *found* where the route changes, and where filters begin.
+    def _split_by_route(self, records: list[Found], first: int) -> Iterator[tuple[Grants[Cursor], int, int]]:
+        """Split *records* where the route changes, and where filters begin.
 
-        Yields who gets them, and the indexes where they begin and end; equal ones for a pause before what begins there,
-        because finding routes took long.
+        Yields receivers, and the indexes of their first record and after their last one. Equal indexes are a pause
+        before that record, because finding routes took long.
         """
         beginnings, limit = self._beginnings, self._routes.steps + STEPS_A_SLICE
         current: Route[Cursor] | None = None
-        for index in range(first, len(found)):
-            position, name = found[index][0], found[index][4]
+        for index in range(first, len(records)):
+            position, name = records[index][0], records[index][4]
             if beginnings.first <= position:
                 if current is not None and current.grants:
                     yield current.grants, first, index
@@ -263,11 +264,11 @@ class Sweep:
                 limit = self._routes.steps + STEPS_A_SLICE
                 yield {}, first, first
         if current is not None and current.grants:
-            yield current.grants, first, len(found)
+            yield current.grants, first, len(records)
 
 
 def slice_of(cursors: Iterable[Cursor]) -> tuple[list[Cursor], bool]:
-    """Return the first of *cursors*, as many as one slice adds, and whether they are all."""
+    """Return the first of *cursors*, as many as one slice adds, and whether these are all."""
     taken: list[Cursor] = []
     filters = 0
     for cursor in cursors:
@@ -278,9 +279,11 @@ def slice_of(cursors: Iterable[Cursor]) -> tuple[list[Cursor], bool]:
     return taken, True
 
 
-def _from(found: list[Found], position: int) -> list[Found]:
-    """Return the records of *found*, which are in log order, that begin at *position* or later."""
-    return found[bisect_left(found, position, key=POSITION_OF) :] if found and found[0][0] < position else found
+def _from(records: list[Found], position: int) -> list[Found]:
+    """Return the records of *records*, which is in log order, that begin at *position* or later."""
+    return (
+        records[bisect_left(records, position, key=POSITION_OF) :] if records and records[0][0] < position else records
+    )
 
 
 async def _first_from(store: Store, queue: Queue, position: int) -> int:

@@ -1,8 +1,8 @@
-"""Which sweep has the next turn, of all feeds.
+"""Chooses the sweep that has the next turn, among all feeds.
 
-Three of four turns are for the sweeps that are nearest to the tail, three of four of the others for the next class of
-distances, and so on; within a class they take turns. So a client that is a few messages behind is soon at the tail,
-however many records others have to catch up, and the furthest still get on.
+Three of four turns are for the sweeps that are nearest to the tail, three of four of the other turns for the next class
+of distances, and so on; within a class the sweeps take turns. So a client that is a few messages behind is soon at the
+tail, however many records others have to catch up, and the furthest sweeps still advance.
 """
 
 from collections import deque
@@ -25,11 +25,11 @@ class SweepTurns(Generic[T]):
         return bool(self._lines)
 
     def add(self, sweep: T, nearness: int) -> None:
-        """Let *sweep* wait for its turn among those of a class."""
+        """Queue *sweep* for a turn, in the class of its distance."""
         self._lines.setdefault(nearness, deque()).append(sweep)
 
     def take(self) -> T:
-        """Remove and return the sweep whose turn it is; there is one."""
+        """Remove and return the sweep whose turn it is; there is at least one."""
         self._turns += 1
         classes = sorted(self._lines)
         rank = ((self._turns & -self._turns).bit_length() - 1) // 2  # 0 in 3 of 4 turns, 1 in 3 of 16, ...

@@ -12,13 +12,14 @@ from martlet.delivery.cursor import Cursor, CursorPlace
 
 __all__ = ["Sweeps", "WaitingCursors", "distance_class"]
 
-# A cursor waits for a sweep that is behind it by so many times its own distance from the tail, or by this many bytes.
+# A cursor waits for a sweep that is behind it by at most this multiple of its own distance from the tail, or by
+# NEAR_BYTES.
 REACH: Final = 3
 NEAR_BYTES: Final = 1 << 20
-# One that has just missed a sweep begins none before that is ahead by this part of its distance.
+# A cursor that has just missed a sweep begins a new one only after that sweep is ahead by this part of its distance.
 MISSED_PART: Final = 16
 SWEEPS_MAX: Final = 2  # in each class of distances
-Entry: TypeAlias = tuple[int, int, Cursor]  # where it begins, its number, and the cursor
+Entry: TypeAlias = tuple[int, int, Cursor]  # (position where it begins, its number, the cursor)
 
 
 @final
@@ -50,7 +51,7 @@ class WaitingCursors:
             del self._entries[bisect_left(self._entries, entry)]
 
     def first_from(self, position: int) -> int:
-        """Return where the first cursor begins that begins at *position* or later; `NEVER` if there is none."""
+        """Return the begin of the first cursor that begins at *position* or later; `NEVER` if there is none."""
         at = bisect_left(self._entries, (position,))
         return self._entries[at][0] if at < len(self._entries) else NEVER
 
@@ -75,25 +76,25 @@ class Sweeps:
         self._begin = begin
 
     def plan(self, tail: int) -> list[Sweep]:
-        """Begin sweeps for waiting cursors that none will reach soon; return them."""
+        """Begin sweeps for waiting cursors that no sweep will reach soon; return the new sweeps."""
         counts = Counter(distance_class(tail - each.swept_to) for each in self.running)
-        found: list[Sweep] = []
+        begun: list[Sweep] = []
         for start in reversed(self._starts(tail)):
             nearness = distance_class(tail - start)
             if counts[nearness] < SWEEPS_MAX:
                 counts[nearness] += 1
-                found.append(self._begin(start))
-        self.running += found
-        return found
+                begun.append(self._begin(start))
+        self.running += begun
+        return begun
 
     def _starts(self, tail: int) -> list[int]:
-        """Return where sweeps have to begin, in ascending order, so that each waiting cursor is served by one."""
-        first_from, found = self.waiting.first_from, list[int]()
+        """Return the positions where sweeps have to begin, ascending, so that each waiting cursor is served by one."""
+        first_from, starts = self.waiting.first_from, list[int]()
         places = [each.swept_to for each in self.running if not each.has_met]
         swept = [each.swept_to for each in self.running if each.cursors]
         start = first_from(0)
         while start < NEVER:
-            behind = max((each for each in (*places, *found) if each <= start), default=NEVER)
+            behind = max((each for each in (*places, *starts) if each <= start), default=NEVER)
             served_to = (behind + REACH * tail + NEAR_BYTES) // (1 + REACH)
             ahead = min((each for each in swept if each > start), default=NEVER)
             if behind < NEVER and (start <= served_to or start >= tail):
@@ -101,11 +102,11 @@ class Sweeps:
             elif ahead - start < (tail - start) // MISSED_PART:
                 start = first_from(ahead)
             else:
-                found.append(start)
-        return found
+                starts.append(start)
+        return starts
 
     async def go_on(self, sweep: Sweep) -> bool:
-        """Do a slice of *sweep*; return whether it has reached the tail. If it is over, it is not ``running`` then."""
+        """Do a slice of *sweep*; return whether it has reached the tail. A sweep that is over leaves ``running``."""
         if sweep.has_met:
             self._release_some(sweep)
             return False
@@ -122,7 +123,7 @@ class Sweeps:
         return await sweep.go_on(limit)
 
     def _take_along(self, sweep: Sweep) -> bool:
-        """Let cursors join *sweep* that it has nearly reached; return False if there are more of them."""
+        """Let cursors join *sweep* that it has nearly reached; return False if more such cursors are left."""
         if sweep.is_giving:
             return True
         taken, are_all = slice_of(self.waiting.between(sweep.swept_to, sweep.swept_to + AHEAD_BYTES))
@@ -132,7 +133,7 @@ class Sweeps:
         return are_all
 
     def _release_some(self, sweep: Sweep) -> None:
-        """Let some cursors of *sweep* wait for the one that it has met."""
+        """Let some cursors of *sweep* wait for the sweep that it has met."""
         for cursor in slice_of(sweep.cursors)[0]:
             cursor.move_to(CursorPlace.BEHIND, sweep.swept_to)
             sweep.release(cursor)

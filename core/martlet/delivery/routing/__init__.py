@@ -1,1 +1,1 @@
-"""Which receivers want a record: topic filters, selections, and the division of a batch among them."""
+"""Finds the receivers of a record: topic filters, selections, and the division of a batch among receivers."""

@@ -1,8 +1,8 @@
 """Divides records among their receivers, so that each receiver gets few runs.
 
 Messages of many names alternate: with 50 devices each run would have one message. So the records of a slice that have
-the same route go together. A receiver that is in several routes, such as a subscriber to everything, gets the records
-of all of them as one part, so that each receiver gets its records in log order.
+the same route go together. A receiver in several routes, such as a subscriber to everything, gets the records of all of
+them as one part, so that each receiver gets its records in log order.
 """
 
 from collections.abc import Hashable, Mapping
@@ -15,10 +15,10 @@ __all__ = ["STEPS_A_SLICE", "Found", "Grants", "Interest", "Route", "divide"]
 T = TypeVar("T", bound=Hashable)
 
 # Above this many pairs of receivers and routes, and of receivers in several routes and changes of the route, the
-# division would take longer than what it saves.
+# division would take longer than it saves.
 PAIRS_MAX: Final = 1024
 STEPS_MAX: Final = 8192
-# After so many steps of an interest, others have a turn; records are looked at so many at once.
+# Steps of an interest after which others have a turn; also the number of records looked at together.
 STEPS_A_SLICE: Final = 8192
 RECORDS_AT_ONCE: Final = 16
 
@@ -42,7 +42,7 @@ class Route(Generic[T]):
 class Interest(Protocol):
     """Maps names to receivers; implemented by `martlet.delivery.routing.route_cache.RouteCache`.
 
-    ``steps`` is what finding all routes has taken since the start, about 0.2 us each.
+    ``steps`` counts the steps spent on finding routes since the start, about 0.2 us each.
     """
 
     steps: int
@@ -50,20 +50,21 @@ class Interest(Protocol):
     def find_route(self, name: str) -> Route[Any] | None:
         """Return the route of *name*, the same object for equal routes; a message without a tag has the name "".
 
-        Returns None if finding it takes more than a turn of the event loop: then it is asked again in the next one.
+        Returns None if finding the route takes more than a turn of the event loop: then ask again in the next turn.
         """
         ...
 
 
-# A route with the records that follow each other on it.
+# A route with the consecutive records that have it.
 Stretch: TypeAlias = tuple[Route[Any], list[Found]]
 
 
 def divide(found: list[Found], interest: Interest, begin: int = 0, stop: int | None = None) -> tuple[list[Part], int]:
-    """Return the receivers of *found* from index *begin* up to *stop*, with what they get, and where it ended.
+    """Divide *found* from index *begin* up to *stop* among receivers; return their parts, and the index where it
+    ended.
 
     Records without receivers are left out. It ends early if names are new and take long, because many filters with
-    wildcards may fit each of them; then it may have done nothing.
+    wildcards may match each of them; then no record may have been divided.
     """
     stretches: list[Stretch] = []
     current: Route[Any] | None = None
@@ -95,7 +96,7 @@ def _parts(stretches: list[Stretch]) -> list[Part]:
 
 
 def _size(route: Route[Any]) -> int:
-    """Return the number of receivers of *route*, which takes long to count where they are very many."""
+    """Return the number of receivers of *route*, which takes long to count for very many."""
     return len(route.grants) if isinstance(route.grants, dict) else PAIRS_MAX + 1
 
 
@@ -127,7 +128,7 @@ def _grouped(stretches: list[Stretch], routes: list[Route[Any]]) -> list[Part]:
 
 
 def _merged(stretches: list[Stretch], values_of: dict[int, tuple[Hashable, ...]], receivers: list[Any]) -> list[Part]:
-    """Return what *receivers* get in log order, a part for each change of the values."""
+    """Return the records of *receivers* in log order, a part for each change of the values."""
     result: list[Part] = []
     last: tuple[Hashable, ...] | None = None
     for route, part in stretches:

@@ -1,4 +1,4 @@
-"""A tree of topic filters that finds those which match a name in one walk over its levels.
+"""A tree of topic filters that finds all filters matching a name in one walk over its levels.
 
 Levels that no other filter shares are not nodes of their own: a node's *label* has all levels between it and the node
 above. So a filter adds at most two nodes, however many levels it has.
@@ -43,10 +43,11 @@ def _has(stored: Stored[T] | None, subscriber: T) -> bool:
 
 @final
 class _Node(Generic[T]):
-    """*here* are the subscribers of the filter that ends at it, *rest* those of the one with a final wildcard.
+    """A node of the tree.
 
-    The first level of each child is its key in *children*, or the single-level wildcard for *one*; the others are its
-    *label*, with a separator after each.
+    *here* are the subscribers of the filter that ends at the node, *rest* those of the filter with a final wildcard
+    after it. The first level of each child is its key in *children*, or the single-level wildcard for *one*; the other
+    levels are its *label*, with a separator after each.
     """
 
     __slots__ = ("children", "here", "label", "one", "rest")
@@ -59,11 +60,11 @@ class _Node(Generic[T]):
         self.rest: Stored[T] | None = None
 
     def take(self, other: "_Node[T]") -> None:
-        """Have what *other* has below its label."""
+        """Take over everything below the label of *other*."""
         self.children, self.one, self.here, self.rest = other.children, other.one, other.here, other.rest
 
     def only_child(self) -> "tuple[str | None, _Node[T]] | None":
-        """Return the first level, None for the wildcard, and the node of the only child; None if there is not one."""
+        """Return the first level, None for the wildcard, and the node of the only child; None if not one child."""
         if self.one is not None:
             return None if self.children else (None, self.one)
         if self.children is not None and len(self.children) == 1:
@@ -73,10 +74,11 @@ class _Node(Generic[T]):
 
 @final
 class FilterWalk(Generic[T]):
-    """Finds the filters that match a name, ``found`` are the subscribers of each.
+    """A walk that finds the filters matching a name; ``found`` has the subscribers of each.
 
-    ``others`` are branches to be looked at, each with where its label begins in ``text``. Filters may come and go
-    between two parts of a walk: a node stays where its label begins, so the walk finds those that stay.
+    ``others`` are branches to visit, each with the place in ``text`` where its label begins. Filters may be added and
+    removed between two parts of a walk: a node keeps the place where its label begins, so the walk finds all filters
+    that stay.
     """
 
     __slots__ = ("found", "others", "text")
@@ -89,10 +91,10 @@ class FilterWalk(Generic[T]):
 
 @final
 class FilterTree(Generic[T]):
-    """Filters with their subscribers; `route_cache.RouteCache` says what the arguments mean.
+    """Filters with their subscribers; `route_cache.RouteCache` explains the arguments.
 
-    The methods take a filter as its levels. A filter is always found at the same place among those that match, so equal
-    sets of filters are found in the same order for all names.
+    The methods take a filter as its levels. A filter always has the same place among matching ones, so equal sets of
+    filters are found in the same order for all names.
     """
 
     def __init__(self, separator: str, one: str, rest: str, hidden: str, *, rest_takes_none: bool = True) -> None:
@@ -102,7 +104,7 @@ class FilterTree(Generic[T]):
         self._rest = rest
         self._hidden = hidden
         self._root: _Node[T] = _Node("")
-        self.steps = 0  # of all walks: nodes and wildcards that were looked at, and filters that matched
+        self.steps = 0  # steps of all walks: nodes and wildcards visited, and filters that matched
 
     # labels
 
@@ -127,7 +129,7 @@ class FilterTree(Generic[T]):
         return is_new
 
     def _node_for(self, levels: Sequence[str]) -> _Node[T]:
-        """Return the node at the end of *levels*, which is created if it is missing."""
+        """Return the node at the end of *levels*, created if missing."""
         node, at, count = self._root, 0, len(levels)
         while at < count:
             level = levels[at]
@@ -168,7 +170,7 @@ class FilterTree(Generic[T]):
                 node.children = None
 
     def _split(self, node: _Node[T], own: list[str], count: int) -> None:
-        """End the label of *node*, the levels *own*, after *count* of them: a new node below it gets the others."""
+        """End the label of *node*, the levels *own*, after *count* of them; a new node below it gets the others."""
         below: _Node[T] = _Node(self._label_of(own[count + 1 :]))
         below.take(node)
         node.label = self._label_of(own[:count])
@@ -211,7 +213,7 @@ class FilterTree(Generic[T]):
         return node
 
     def _tidy(self, node: _Node[T], path: list[tuple[_Node[T], str]]) -> None:
-        """Remove *node* if it is empty, and join a node that only leads to another one with that."""
+        """Remove *node* if it is empty; merge it with its only child if it has no other purpose."""
         if node.here is None and node.rest is None and node.children is None and node.one is None and path:
             parent, level = path.pop()
             self._detach(parent, level)
@@ -238,7 +240,7 @@ class FilterTree(Generic[T]):
         return FilterWalk(text, [(child, end + len(self._separator))] if child is not None else [])
 
     def go_on(self, walk: FilterWalk[T], steps_max: int = 1 << 62) -> bool:
-        """Find more filters that match, in about *steps_max* steps; return whether those are all."""
+        """Continue *walk* for about *steps_max* steps; return whether it has found all matching filters."""
         separator, text, others, found = self._separator, walk.text, walk.others, walk.found
         step, size, before, steps = len(separator), len(text), len(found), 0
         limit = steps_max + before
@@ -272,7 +274,7 @@ class FilterTree(Generic[T]):
         return not others
 
     def _after(self, label: str, text: str, at: int) -> int:
-        """Return the end of the levels of *text* from *at* on that *label* matches; -1 if it does not."""
+        """Return the end of the levels of *text* from *at* on that *label* matches; -1 if it does not match."""
         if text.startswith(label, at):
             return at + len(label)
         if self._one not in label:
@@ -291,7 +293,7 @@ class FilterTree(Generic[T]):
 
 
 def _common(own: Sequence[str], levels: Sequence[str], at: int) -> int:
-    """Return how many levels *own* has in common with *levels* from *at* on."""
+    """Return the number of levels that *own* and *levels* from *at* on have in common."""
     count = min(len(own), len(levels) - at)
     for index in range(count):
         if own[index] != levels[at + index]:

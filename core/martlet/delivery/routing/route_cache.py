@@ -1,8 +1,8 @@
 """Finds the subscribers of a name: a tree of topic filters, and routes cached per name.
 
-A filter consists of levels with wildcards: one for any level, one for the rest. The tree finds the subscribers of a
-name in one walk over its levels, whatever the number of filters. The result is cached as a `Route`, because names
-repeat, and names share equal routes.
+A filter consists of levels with wildcards: one for any level, one for all further levels. The tree finds the
+subscribers of a name in one walk over its levels, whatever the number of filters. The result is cached as a `Route`,
+because names repeat, and names share equal routes.
 
 A change of filters must not invalidate every cached route: devices that connect bring thousands of changes. So a route
 depends on the stamps of its name's prefixes. A change increments one stamp, that of the levels before the filter's
@@ -25,27 +25,27 @@ __all__ = ["RouteCache", "in_pieces"]
 
 T = TypeVar("T", bound=Hashable)
 
-# Some grants, and how many subscribers were looked at to find them.
+# Grants, and the number of subscribers checked to find them.
 Piece: TypeAlias = tuple[int, Collection[tuple[T, tuple[Hashable, ...]]]]
 
-# The subscribers of a name with more of them are not combined into one table: for 100,000 that takes 50 ms, and copying
+# Above this many subscribers of a name, they are not combined into one table: for 100,000 that takes 50 ms, and copying
 # the tables of its filters 1 ms.
 COMBINED_MAX: Final = 1000
-# The tables of so many filters are left as they are; each costs a look-up for each subscriber of the others.
+# Number of filters whose tables are left as they are; each costs a look-up for each subscriber of the others.
 TABLES_MAX: Final = 8
-# What finding a route does in one turn of the event loop, in steps. A step adds so many values.
+# Steps in one turn of the event loop for finding a route. A step adds VALUES_A_STEP values.
 STEPS_A_TURN: Final = per_slice(us=0.5)
 VALUES_A_STEP: Final = 32
 NAMES_MAX: Final = 200_000
-# Approximate memory limit of cached routes. Long names and routes to many subscribers take most of it.
+# Approximate memory limit of cached routes; long names and routes to many subscribers take most of it.
 ROUTES_BYTES_MAX: Final = 1 << 27
 NAME_BYTES: Final = 300
 STAMP_BYTES: Final = 150
 ROUTE_BYTES: Final = 400
 SUBSCRIBER_BYTES: Final = 300
-# Prefixes of more levels share the stamp of their first ones, so that a name has few stamps.
+# Levels of the longest prefix with a stamp of its own; longer ones share it, so that a name has few stamps.
 STAMPED_LEVELS: Final = 8
-# Entries of dropped tables that are freed when a route is made, which adds three at most.
+# Entries of dropped tables freed when a route is made, which adds three at most.
 FREED_AT_ONCE: Final = 16
 ROOT: Final = None
 
@@ -55,7 +55,7 @@ NOBODY: Final[Route[Any]] = Route({})
 
 @final
 class _Combined(Mapping[T, tuple[Hashable, ...]], Generic[T]):
-    """Grants of very many subscribers: those of *united*, and of the tables of some filters, combined one by one."""
+    """Grants of very many subscribers: those in *united* and in the tables of some filters, combined lazily."""
 
     __slots__ = ("_tables", "_united")
 
@@ -113,9 +113,9 @@ class _CombinedItems(ItemsView[T, tuple[Hashable, ...]]):
 
 @final
 class _Permitted(Mapping[T, tuple[Hashable, ...]], Generic[T]):
-    """The grants of very many subscribers of a name; `pieces` leaves out those that may not receive its messages.
+    """The grants of very many subscribers of a name; `pieces` omits subscribers that may not receive its messages.
 
-    Asking for permission takes 0.3 us, so a piece is only filtered when it is used.
+    Asking for permission takes 0.3 us, so a piece is filtered only when it is used.
     """
 
     __slots__ = ("_all", "_name", "_permits")
@@ -148,7 +148,7 @@ class _Permitted(Mapping[T, tuple[Hashable, ...]], Generic[T]):
 
 
 def in_pieces(grants: Grants[T], size: int) -> Iterable[Piece[T]]:
-    """Yield *grants* in pieces: how many subscribers were looked at, *size* at most, and the permitted ones."""
+    """Yield *grants* in pieces: the number of subscribers checked, *size* at most, and the permitted ones."""
     if isinstance(grants, dict) and len(grants) <= size:
         return ((len(grants), grants.items()),)
     return grants.pieces(size) if isinstance(grants, _Permitted) else _cut(grants, size)
@@ -162,7 +162,7 @@ def _cut(grants: Grants[T], size: int) -> Iterator[Piece[T]]:
 
 @final
 class _Stamp:
-    """Counts the changes of filters with a certain prefix: the first levels before their first wildcard."""
+    """Counts the changes of filters with a certain prefix: the levels before their first wildcard."""
 
     __slots__ = ("count",)
 
@@ -191,7 +191,7 @@ class RouteCache(Generic[T]):
       separator: separates the levels of names and filters.
       one: a level of a filter that matches any single level.
       rest: the last level of a filter that matches any number of further levels.
-      hidden: names that begin with it are not matched by wildcards at a filter's first level; empty for none.
+      hidden: names with this prefix are not matched by wildcards at a filter's first level; empty for none.
       names_max: the maximum number of names with cached routes; one more drops them all.
       rest_takes_none: whether *rest* matches no level too: MQTT's ``a/#`` matches ``a``, and NATS' ``a.>`` does not.
     """
@@ -216,17 +216,17 @@ class RouteCache(Generic[T]):
         self._cached: dict[str, _Cached[T]] = {}
         self._stamps: dict[str | None, _Stamp] = {}
         self._equal: dict[Hashable, Route[T]] = {}
-        self._bytes = 0  # what these three have taken since they were empty
-        # Earlier contents of these three, freed a few at a time: 200,000 routes take 0.1 s.
+        self._bytes = 0  # bytes that these three tables have taken since they were empty
+        # Earlier contents of these three tables, freed a few at a time: 200,000 routes take 0.1 s.
         self._dropped: list[dict[Any, Any]] = []
         self._finding: tuple[str, Steps[Route[T]]] | None = None  # the name whose route is being found
         self.routes_bytes_max = ROUTES_BYTES_MAX
-        self.found = 0  # routes that were not cached
-        self.steps = 0  # what finding those took (`FilterTree.steps`)
-        # Whether a subscriber may receive messages of a name. It is asked while ``asks`` returns True.
+        self.found = 0  # number of routes found outside of the cache
+        self.steps = 0  # steps spent on finding routes (`FilterTree.steps`)
+        # Returns whether a subscriber may receive messages of a name; called while ``asks`` returns True.
         self.permits: Callable[[str, T], bool] = lambda name, subscriber: True
         self.asks: Callable[[], bool] = lambda: False
-        # Whether the protocol allows a name; no filter matches one that it does not allow.
+        # Returns whether the protocol allows a name; no filter matches other names.
         self.is_name: Callable[[str], bool] = lambda name: True
 
     def __len__(self) -> int:
@@ -274,7 +274,7 @@ class RouteCache(Generic[T]):
         return True
 
     def _changed(self, topic_filter: str, levels: list[str]) -> None:
-        """Invalidate the cached routes that the change affects, and no others."""
+        """Invalidate exactly the cached routes that the change affects."""
         self._drop_equal()
         literal = len(levels)
         for index, level in enumerate(levels):
@@ -285,7 +285,7 @@ class RouteCache(Generic[T]):
             self._cached.pop(topic_filter, None)
             return
         if literal and levels[literal] == self._rest:
-            # The wildcard for the rest also matches zero levels.
+            # The wildcard for further levels also matches zero levels.
             self._cached.pop(self._separator.join(levels[:literal]), None)
         stamp = self._stamps.get(self._separator.join(levels[: min(literal, STAMPED_LEVELS)]) if literal else ROOT)
         if stamp is not None:
@@ -351,7 +351,7 @@ class RouteCache(Generic[T]):
             self.forget_routes()
         if self._dropped:
             self._free_some()
-        # As they are now: if filters change before the route is found, it is for the messages that wait for it alone.
+        # The stamps as they are now: if filters change before the route is found, only waiting messages use it.
         known = len(self._stamps)
         cached: _Cached[T] = _Cached(NOBODY, self._stamps_of(name), self._changes)
         size = name.__sizeof__()
@@ -377,13 +377,13 @@ class RouteCache(Generic[T]):
         return cached.route
 
     def _keep(self, key: Hashable, grants: Grants[T], count: int) -> Route[T]:
-        """Return a new route to *count* subscribers that equal ones share."""
+        """Return a route to *count* subscribers, shared with equal routes."""
         self._bytes += ROUTE_BYTES + count * SUBSCRIBER_BYTES
         route = self._equal[key] = Route(grants)
         return route
 
     def _permitted(self, name: str, grants: Grants[T]) -> Grants[T]:
-        """Return those of *grants* whose subscribers may receive messages of *name*."""
+        """Return the entries of *grants* whose subscribers may receive messages of *name*."""
         if not self.asks():
             return grants
         permits = self.permits
@@ -391,19 +391,19 @@ class RouteCache(Generic[T]):
 
     def _stamps_of(self, name: str) -> tuple[_Stamp, ...]:
         """Return the stamps of the first proper prefixes of *name*, creating missing ones."""
-        found: list[_Stamp] = []
+        stamps: list[_Stamp] = []
         prefix: str | None = ROOT
         at = -1
         for _ in range(STAMPED_LEVELS + 1):
             stamp = self._stamps.get(prefix)
             if stamp is None:
                 stamp = self._stamps[prefix] = _Stamp()
-            found.append(stamp)
+            stamps.append(stamp)
             at = name.find(self._separator, at + 1)
             if at < 0:
                 break
             prefix = name[:at]
-        return tuple(found)
+        return tuple(stamps)
 
     def match(self, name: str) -> Grants[T]:
         """Return the subscribers of *name* with the values of their matching filters, without using the cache."""
@@ -417,7 +417,7 @@ class RouteCache(Generic[T]):
         return self._tree.begin(name) if self.is_name(name) else FilterWalk("", [])
 
     def _walk(self, walk: FilterWalk[T]) -> bool:
-        """Go on with *walk* for a turn; return whether it is over."""
+        """Continue *walk* for a turn; return whether it is over."""
         tree = self._tree
         before = tree.steps
         is_over = tree.go_on(walk, STEPS_A_TURN)
@@ -425,7 +425,7 @@ class RouteCache(Generic[T]):
         return is_over
 
     def _end(self, walk: FilterWalk[T]) -> Steps[tuple[Hashable, list[Table[T]]]]:
-        """Go on with *walk* to its end; return a key of what it found, and the tables with very many subscribers."""
+        """Continue *walk* to its end; return a key of the filters found, and the tables with very many subscribers."""
         while not self._walk(walk):
             yield
         found, ids, tables = walk.found, list[int](), list[Table[T]]()
@@ -440,7 +440,7 @@ class RouteCache(Generic[T]):
     def _combined(self, found: Sequence[Stored[T]], tables: list[Table[T]]) -> Steps[tuple[Grants[T], int]]:
         """Return the very many subscribers in *found*, each with its values, and about how many there are.
 
-        Those of *tables*, which are in *found*, are not counted one by one.
+        Subscribers in *tables*, which are in *found*, are not counted one by one.
         """
         kept, grants, steps = set(map(id, tables)), dict[T, tuple[Hashable, ...]](), 0
         for stored in found:

@@ -1,4 +1,4 @@
-"""Selections: which records a consumer gets, compiled from an expression of a filter language.
+"""Selections decide which records a consumer gets; compiled from an expression of a filter language.
 
 All protocols get their selections from `Broker.selection`, so tags and the languages of plugins mean the same
 everywhere. Compiled selections are cached, since many consumers, and every RocketMQ pull, use the same expression.
@@ -34,7 +34,7 @@ TAGS_NAME: Final = TAGS.encode()
 
 
 class Selection(Struct, frozen=True):
-    """Which records a subscriber gets.
+    """Decides which records a subscriber gets.
 
     Args:
       name: identifies the selection: subscribers whose selections have the same name share encoded bytes.
@@ -48,7 +48,7 @@ class Selection(Struct, frozen=True):
     predicate: Predicate | None = None
 
     def both(self, other: "Selection") -> "Selection":
-        """Return the selection of the records that both this one and *other* select."""
+        """Return the selection of the records that both this selection and *other* select."""
         if self is EVERYTHING or other is EVERYTHING:
             return other if self is EVERYTHING else self
         codes = self.codes
@@ -75,7 +75,7 @@ def _both(first: Predicate | None, second: Predicate | None) -> Predicate | None
     if not both:
         return holds
     cost = sum(each.cost for each in both)
-    # Two languages that count steps: those of the second are missed.
+    # If both languages count steps, the steps of the second are not counted.
     steps = next((each.steps for each in both if each.steps is not None), None)
     return Condition(holds, cost, next((each.find for each in both if each.find is not None), None), steps)
 
