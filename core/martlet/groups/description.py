@@ -18,12 +18,13 @@ class GroupOnTopic(Struct):
     Attributes:
       topic: its name.
       group: its name, unique in its scope.
-      members: how many there are.
-      unsettled: messages that members hold, or that wait for their next delivery.
-      waiting: messages that were never delivered; None if the group finds them by their names, so that nobody knows.
-      auto_delete: whether the group goes with its last member.
+      members: the number of members.
+      unsettled: the number of messages that members hold, or that wait for their next delivery.
+      waiting: the number of messages never delivered; None if the group finds messages by their names, so that
+        nobody knows.
+      auto_delete: whether the group is deleted with its last member.
       owns_topic: whether the topic was created for the group.
-      unused_s: how long it has had no members; None if it has, or if groups like it are never forgotten.
+      unused_s: seconds without members; None if it has members, or if groups like it are never forgotten.
     """
 
     topic: str
@@ -37,7 +38,7 @@ class GroupOnTopic(Struct):
 
 
 def describe(shared_groups: SharedGroups, scope: str, group: str, topic: str) -> GroupOnTopic | None:
-    """Return what is known of a group on *topic*; None if it never consumed it."""
+    """Return the description of a group on *topic*; None if it never consumed it."""
     if not shared_groups.state.known.count_of(scope, group, topic):
         return None
     shared_group, since = (
@@ -78,6 +79,6 @@ def describe_all(shared_groups: SharedGroups, scope: str) -> Iterator[GroupOnTop
     known = shared_groups.state.known
     for of, group in known.names():
         for topic in known.topics_of(of, group) if of == scope else ():
-            found = describe(shared_groups, scope, group, topic)
-            if found is not None:
-                yield found
+            description = describe(shared_groups, scope, group, topic)
+            if description is not None:
+                yield description

@@ -1,8 +1,8 @@
-"""One shared group on one topic: its members come and go, its queues follow the topic, and time passes.
+"""One shared group on one topic: members join and leave, its queues follow the topic, and time passes.
 
 `distribution.py` hands out messages, `settlement.py` settles them for their holders, `group_source.py` reads them, and
-`group_queues.py` has the queues. Their objects are attributes, so that what is done for each message is called there
-and not here.
+`group_queues.py` has the queues. Their objects are attributes, so that the calls made for each message go to them
+directly.
 """
 
 import math
@@ -25,10 +25,10 @@ from martlet.tables.topics import Topic
 
 __all__ = ["LAPSED_A_TURN", "STORED_S", "SharedGroup"]
 
-STORED_S: Final = 1.0  # until a group is looked at again whose state, or whose end, could not be stored yet
-# Leases that one turn of the event loop ends.
+STORED_S: Final = 1.0  # pause before another look at a group whose state, or whose end, could not be stored yet
+# Leases ended in one turn of the event loop.
 LAPSED_A_TURN: Final = per_slice(us=0.5)
-# A dead letter takes as long as the end of so many leases.
+# Cost of a dead letter, in ends of leases.
 DEAD_LETTER_TURNS: Final = 64
 
 
@@ -55,12 +55,12 @@ class SharedGroup:
     )
 
     def __init__(self, context: GroupContext, dead_letters: DeadLetters, first: Membership) -> None:
-        """Begin as the membership *first* says, where the group is not stored."""
+        """Begin as the membership *first* specifies, unless the group is stored."""
         self.context = context
         owner = self._owner = context.owner
         self._dead_letters = dead_letters
         self._forget_at = owner.now() + owner.config.share_memory_s
-        self._look_at = math.inf  # when to look again whether the state is stored
+        self._look_at = math.inf  # time of the next check whether the state is stored
         members = self._members = GroupMembers(context)
         begun_at = finds_from(context) if first.names is not None else -1
         queues = self.queues = GroupQueues(context, members, first.start, begun_at)
@@ -84,21 +84,21 @@ class SharedGroup:
     # members
 
     def join(self, member: GroupMember) -> None:
-        """Take *member* in. Raises `Refused` if the topic may not be read."""
+        """Add *member*. Raises `Refused` if the topic may not be read."""
         self.source.go_on()
         self._members.add(member)
         self.queues.unpark()
         member.wake()
 
     def leave(self, member: GroupMember, *, keep: bool) -> None:
-        """Let *member* go; with *keep*, its holder keeps what it holds."""
+        """Remove *member*; with *keep*, its holder keeps the messages that it holds."""
         members = self._members
         if member not in members.by_turn:
             return
         was_alone = next(iter(members.exclusive), None) is member
         is_last = members.remove(member)
         if was_alone:
-            self.queues.unpark()  # others may take what it did not select
+            self.queues.unpark()  # others may take messages that it did not select
         for queue in self.queues.by_queue.values():
             if is_last and not keep:
                 self.settlement.give_back_all(queue, member.holder)
@@ -123,7 +123,7 @@ class SharedGroup:
         self.queues.follow()
 
     def look_at_all(self) -> None:
-        """Look at all queues at the next delivery: an administrator may have reset some of them."""
+        """Check all queues at the next delivery: an administrator may have reset some of them."""
         self.queues.look_at_all()
         self._members.wake()
 
@@ -157,7 +157,7 @@ class SharedGroup:
         self._dead_letters.forget(queues)
         return queues
 
-    # what is known of a queue
+    # state of a queue
 
     def next_offset(self, queue_id: int) -> int:
         """Return the first offset of the queue that was never delivered; -1 if there is no such queue."""
@@ -174,7 +174,7 @@ class SharedGroup:
         queue = self.queues.get(queue_id)
         return queue is not None and queue.leases.table.is_settled(offset)
 
-    # messages from whoever has a handle
+    # messages settled by their handles
 
     def ack(self, queue_id: int, offset: int, generation: int) -> bool:
         """Settle a message by its handle; False if the handle is no longer valid."""
@@ -222,9 +222,9 @@ class SharedGroup:
         return min(forget_at, self._look_at, members.stalled_at, self.queues.deadline)
 
     def tick(self, now: float, most: int = LAPSED_A_TURN) -> int:
-        """Take back about *most* messages whose lease ended, and store dead letters; return what is left of *most*.
+        """Return about *most* messages whose leases ended, and store dead letters; return how much of *most* is left.
 
-        If nothing is left, it must be called again.
+        If the result is 0, it must be called again.
         """
         members, queues = self._members, self.queues
         back = 0
@@ -250,7 +250,7 @@ class SharedGroup:
         return most
 
     def _store_dead_letters(self, most: int) -> int:
-        """Store dead letters of all queues; return what is left of *most*."""
+        """Store dead letters of all queues; return how much of *most* is left."""
         with_dead = self.queues.with_dead
         for queue in list(with_dead):
             if most <= 0:

@@ -1,4 +1,4 @@
-"""Leases that another broker handed out, RocketMQ's among them, as leases of a consumer group."""
+"""Takes over leases that another broker handed out, such as RocketMQ, as leases of a consumer group."""
 
 from collections.abc import Mapping
 
@@ -10,16 +10,16 @@ __all__ = ["take_over"]
 
 
 def take_over(owner: Owner, topic: str, group: str, queue_id: int, leases: Mapping[int, LeaseState], room: int) -> int:
-    """Lease messages below the committed offset of *group*, which another broker handed out; return how many.
+    """Lease messages that another broker handed out, below the committed offset of *group*; return their number.
 
-    The committed offset becomes that of the first of them. If they are more than *room*, nothing is leased, and
-    everything from the first one on is delivered again. Messages that are gone are left out, and so are those of a
+    The committed offset becomes the offset of the first of them. If they are more than *room*, nothing is leased, and
+    all messages from the first one on are delivered again. Removed messages are left out, and so are messages of a
     topic, queue or group that does not exist. The group must not be in memory.
     """
-    found = owner.topics.get(topic)
-    if found is None or not found.has_readable(queue_id) or owner.groups.get(group) is None:
+    known_topic = owner.topics.get(topic)
+    if known_topic is None or not known_topic.has_readable(queue_id) or owner.groups.get(group) is None:
         return 0
-    queue, key = found.queue(queue_id), Key("", group, topic, queue_id)
+    queue, key = known_topic.queue(queue_id), Key("", group, topic, queue_id)
     committed = min(owner.groups.offsets.get(group, topic, queue_id), queue.next_offset)
     known = {offset: lease for offset, lease in leases.items() if queue.first_offset <= offset < queue.next_offset}
     if committed >= 0:
@@ -35,7 +35,7 @@ def take_over(owner: Owner, topic: str, group: str, queue_id: int, leases: Mappi
 
 
 def _take_over(owner: Owner, key: Key, committed: int, leases: Mapping[int, LeaseState], queue: Queue) -> None:
-    """Replace the stored state below *committed*; what is known of later messages is still right."""
+    """Replace the stored state below *committed*; the stored state of later messages is still right."""
     old = owner.notes.stored(key)
     if old is not None and old.next <= queue.next_offset:
         later = {offset: lease for offset, lease in old.leases.items() if offset >= committed}

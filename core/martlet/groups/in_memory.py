@@ -9,19 +9,19 @@ from martlet.groups.user_limits import Place
 
 __all__ = ["GroupsInMemory"]
 
-# Groups without members to look at for one that can be dropped from memory.
+# Groups without members checked in a search for one that can be dropped from memory.
 UNUSED_LOOKED_AT: Final = 256
 
 
 @final
 class GroupsInMemory:
-    """The groups with members, and others that were used lately; ``by_place`` has all of them."""
+    """The groups with members, and groups that were used lately; ``by_place`` has all of them."""
 
     def __init__(self) -> None:
         self.by_place: dict[Place, SharedGroup] = {}
         self._by_topic: dict[str, dict[SharedGroup, None]] = {}
         self._by_group: dict[str, dict[SharedGroup, None]] = {}  # consumer groups
-        self._empty: dict[SharedGroup, None] = {}  # without members
+        self._empty: dict[SharedGroup, None] = {}  # groups without members
 
     def get(self, topic: str, group: str, scope: str) -> SharedGroup | None:
         """Return a group; None if it is not in memory."""
@@ -29,8 +29,8 @@ class GroupsInMemory:
 
     def of(self, context: GroupContext) -> SharedGroup | None:
         """Return the group of *context* if it is in use; its topic may have been deleted and created again since."""
-        found = self.by_place.get(context.place)
-        return found if found is not None and found.context is context else None
+        group = self.by_place.get(context.place)
+        return group if group is not None and group.context is context else None
 
     def on_topic(self, topic: str) -> list[SharedGroup]:
         """Return the groups on *topic*."""
@@ -41,7 +41,7 @@ class GroupsInMemory:
         return list(self._by_group.get(group, ()))
 
     def find_unused(self, user: str | None) -> SharedGroup | None:
-        """Return a group that can be dropped, of *user* if given; None if none was found."""
+        """Return a group that can be dropped, of *user* if given; None if there is none among those checked."""
         for each in islice(self._empty, UNUSED_LOOKED_AT):
             if each.is_unused and user in (None, each.context.user):
                 return each

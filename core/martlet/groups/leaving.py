@@ -1,4 +1,4 @@
-"""Takes clients that are gone out of their groups, a limited number of memberships in each turn of the event loop."""
+"""Removes disconnected clients from their groups, a limited number of memberships in each turn of the event loop."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -12,21 +12,21 @@ from martlet.runtime.turns import Turns
 
 __all__ = ["Leaving"]
 
-# The end of a membership takes 3 to 10 us, as what it holds goes to other members.
+# Cost of the end of a membership: 3 to 10 us, because its messages go to other members.
 LEAVE_US: Final = 8.0
 LEAVES_A_SLICE: Final = per_slice(LEAVE_US)
 
 
 @final
 class Leaving:
-    """Members that leave in the next turns; they get nothing more."""
+    """Members that leave in the next turns; they get no more messages."""
 
     def __init__(self) -> None:
         self._members: deque[Member] = deque()
         self._rung = trio.Event()
 
     def leave(self, members: Iterable[Member]) -> None:
-        """Have *members* leave, the first ones at once."""
+        """Remove *members*, the first ones at once."""
         found = list(members)
         for member in found:
             member.credit = 0
@@ -37,7 +37,7 @@ class Leaving:
             self._rung.set()
 
     async def run(self, turns: Turns) -> None:
-        """Have the others leave, until cancelled."""
+        """Remove the others, until cancelled."""
         while True:
             await self._rung.wait()
             self._rung = trio.Event()

@@ -1,4 +1,4 @@
-"""Members of shared groups: who competes for messages."""
+"""Members of shared groups, which compete for messages."""
 
 import math
 from collections import deque
@@ -14,17 +14,17 @@ from martlet.state.journal import Journal
 
 __all__ = ["KEPT_BYTES_MAX", "KEPT_MAX", "Member"]
 
-# What is kept for a member before the messages that are sticky to it wait in the log instead.
+# Messages kept for a member; further messages that are sticky to it wait in the log.
 KEPT_MAX: Final = 256
 KEPT_BYTES_MAX: Final = 1 << 18
 
 
 @final
 class Member:
-    """One peer in a shared group; ``credit`` is how many more messages it may hold.
+    """One peer in a shared group; ``credit`` is the number of messages that it may still get.
 
-    A message whose lease ends goes to another member. This member gets the credit back only when it acts again,
-    because until then it may be dead. ``holder`` holds what this member gets. Unless it ``acknowledges``, messages are
+    A message whose lease ends goes to another member. This member gets the credit back only when it acts again, because
+    until then it may be dead. ``holder`` holds the messages of this member. Unless it ``acknowledges``, messages are
     settled when it collects them.
     """
 
@@ -69,10 +69,10 @@ class Member:
         self.acknowledges = membership.lease_s > 0
         self.lease_s = membership.lease_s or math.inf
         self.credit = membership.credit
-        # By default an object of its own: if that were the member, only a garbage collection could free both.
+        # By default an object of its own: if the holder were the member, only a garbage collection could free both.
         self.holder: Hashable = object() if membership.holder is None else membership.holder
-        self.lapsed = 0  # leases that ended since it last acted
-        self.woken = False  # woken, and has not collected since
+        self.lapsed = 0  # leases that ended since its last action
+        self.woken = False  # whether it was woken and has not collected since
 
     def add_credit(self, count: int) -> None:
         """Allow this member to hold *count* more messages, and wake its peer."""
@@ -85,7 +85,7 @@ class Member:
         self.peer.wake()
 
     def pass_on(self) -> None:
-        """Let another member have what this one was woken for, because its client can hold no more now."""
+        """Wake another member for the messages that this one was woken for: its client can hold no more now."""
         self.credit = 0
         if self.woken:
             self.woken = False
@@ -100,35 +100,35 @@ class Member:
         self.woken = False
         if self._permit is not None:
             self._permit.check()
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         if self._kept:
-            found = self._take_kept(budget_bytes)
-            budget_bytes -= sum([delivery.size for delivery in found])
+            deliveries = self._take_kept(budget_bytes)
+            budget_bytes -= sum([delivery.size for delivery in deliveries])
         if self.credit > 0 and budget_bytes > 0:
-            found += self._distribution.hand_out(self, budget_bytes)
+            deliveries += self._distribution.hand_out(self, budget_bytes)
         elif self._kept and self.credit > 0:
             self.wake()
-        elif found and self._distribution.has_more():
+        elif deliveries and self._distribution.has_more():
             self.group.wake()
         if not self.acknowledges:
-            for delivery in found:  # it holds those that were delivered before, or that another member read
+            for delivery in deliveries:  # it holds messages that were delivered before, or that another member read
                 self._settlement.ack_held_all(self.holder, delivery.queue_id, delivery.offsets)
-        return found
+        return deliveries
 
     def _take_kept(self, budget_bytes: int) -> list[Delivery]:
-        found: list[Delivery] = []
+        kept: list[Delivery] = []
         while self._kept and self.credit > 0 and budget_bytes > 0:
             name, delivery = self._kept.popleft()
             self._kept_bytes -= delivery.size
             if not self._settlement.is_held(self.holder, delivery):
-                self.credit -= 1  # the end of its lease gave one back that was not taken
+                self.credit -= 1  # the end of its lease returned a credit that was not taken
             elif self.may_get(name):
                 self.credit -= 1
                 budget_bytes -= delivery.size
-                found.append(delivery)
+                kept.append(delivery)
             else:
                 self._settlement.pass_on(self.holder, delivery.queue_id, delivery.first)
-        return found
+        return kept
 
     @property
     def asks(self) -> bool:
@@ -147,18 +147,18 @@ class Member:
             return False
 
     def keep(self, name: str, delivery: Delivery) -> None:
-        """Keep a message of *name*, which it holds since another member read it, until it collects."""
+        """Keep a message of *name*, which another member read and this one holds, until it collects."""
         self._kept.append((name, delivery))
         self._kept_bytes += delivery.size
         self.wake()
 
     @property
     def is_full(self) -> bool:
-        """Whether as much is kept for it as can be."""
+        """Whether no more messages can be kept for it."""
         return len(self._kept) >= KEPT_MAX or self._kept_bytes >= KEPT_BYTES_MAX
 
     def touch(self) -> None:
-        """Note that the peer is alive, and give it back the credit of leases that ended."""
+        """Note that the peer is alive, and return to it the credit of leases that ended."""
         if self.lapsed:
             lapsed, self.lapsed = self.lapsed, 0
             self.add_credit(lapsed)
@@ -168,13 +168,13 @@ class Member:
         return self._settlement.holds(self.holder, queue_id, offset)
 
     def ack(self, queue_id: int, offset: int) -> bool:
-        """Settle a message and give its credit back; False if this member does not hold it."""
+        """Settle a message and return its credit; False if this member does not hold it."""
         if self.lapsed:
             self.touch()
         return self._settlement.ack_held(self.holder, queue_id, offset)
 
     def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
-        """Settle messages of one queue and give their credit back; return the offsets of those that this member holds.
+        """Settle messages of one queue and return their credit; return the offsets that this member holds.
 
         Runs of consecutive offsets take 0.2 us for each message, `ack` 3 us.
         """
@@ -190,15 +190,15 @@ class Member:
         return bool(self.nack_all(queue_id, (offset,), delay_s))
 
     def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> list[int]:
-        """Return failed messages of one queue as `nack`; return the offsets of those that this member holds."""
+        """Return failed messages of one queue as `nack`; return the offsets that this member holds."""
         self.touch()
         return self._settlement.nack_held(self.holder, queue_id, offsets, delay_s)
 
     def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> list[int]:
-        """Make messages of one queue dead now; return the offsets of those that this member holds.
+        """Make messages of one queue dead now; return the offsets that this member holds.
 
         If the broker is killed before the dead letter is stored, the message is delivered again. In the topic of the
-        group's dead letters it is not dead, but comes again as with `nack`.
+        group's dead letters it does not become dead, but is delivered again as with `nack`.
         """
         self.touch()
         return self._settlement.give_up_held(self.holder, queue_id, offsets)
@@ -206,8 +206,8 @@ class Member:
     def acknowledgements(self, queue_id: int, offsets: Sequence[int]) -> list[tuple[Journal, bytes]]:
         """Return acknowledgements for `Gate.publish_all`, which must be called next.
 
-        The messages are settled, and their credit is given back, once the atomic group is readable. If it is refused,
-        call `withdraw`; if its commit fails, the messages are returned within a minute.
+        The messages are settled, and their credit is returned, once the atomic group is readable. If the group is
+        refused, call `withdraw`; if its commit fails, the messages are returned within a minute.
 
         Raises:
           Refused: this member does not hold one of them (Reason.NOT_FOUND), or the store accepts no writes now.
@@ -227,7 +227,8 @@ class Member:
         return self._settlement.renew_held(self.holder, queue_id, offset, self.lease_s) > 0
 
     def leave(self, *, keep: bool = False) -> None:
-        """Leave; other members get what this one holds: first deliveries immediately, the rest after a pause.
+        """Leave; other members get the messages that this one holds: first deliveries immediately, the others after a
+        pause.
 
         With *keep*, the messages stay with the ``holder`` until they are settled or their leases end.
         """

@@ -1,4 +1,4 @@
-"""How far shared groups are: what draining and descriptions ask about groups, in memory or not."""
+"""The progress of shared groups, in memory or not, for draining and descriptions."""
 
 from typing import final
 
@@ -13,7 +13,7 @@ __all__ = ["GroupProgress"]
 
 @final
 class GroupProgress:
-    """How far each group is, from its queues in memory or from what is stored."""
+    """The progress of each group, from its queues in memory or from its stored state."""
 
     def __init__(self, state: GroupState, notes: GroupJournalWriter, in_memory: GroupsInMemory) -> None:
         self._state = state
@@ -27,7 +27,8 @@ class GroupProgress:
     def low_of(self, scope: str, group: str, store_queue: Queue) -> int | None:
         """Return the offset in *store_queue* before which all messages are settled.
 
-        None if the group finds its messages by their names, and none of this queue is unsettled: see `reached_by`.
+        None if the group finds its messages by their names, and no message of this queue is unsettled: see
+        `reached_by`.
         """
         topic, queue_id = store_queue.topic, store_queue.queue_id
         shared_group, known = (

@@ -1,13 +1,13 @@
 """Shared groups: the members of a group compete for the messages of a topic; each message goes to one of them.
 
-`queue_leases.py` tracks which holder has which message. A `SharedGroup` reads the messages, leases them to members with
-credit, commits the group's offsets as messages are settled, and takes messages back from members that are dead or
-silent; this module has all of them, and `upkeep.py` looks at those that are due. A message that failed as often as the
-group's ``retryMaxTimes`` allows is moved to ``%DLQ%<group>``. The pause before a redelivery grows with each failure.
+`queue_leases.py` tracks the holder of each message. A `SharedGroup` reads the messages, leases them to members with
+credit, commits the group's offsets as messages are settled, and returns messages from members that are dead or silent;
+this module has all groups, and `upkeep.py` checks groups that are due. A message that failed as often as the group's
+``retryMaxTimes`` allows is moved to ``%DLQ%<group>``. The pause before a redelivery grows with each failure.
 
-A holder is any hashable: by default one that only the member has, otherwise a name that outlives its connection.
-A message can be settled over any connection with its handle (queue, offset, generation).
-Every change is noted in the log (`state.py`), so acknowledgements and delivery counts survive a restart.
+A holder is any hashable: by default one that only the member has, otherwise a name that outlives its connection. A
+message can be settled over any connection with its handle (queue, offset, generation). Every change is noted in the log
+(`state.py`), so acknowledgements and delivery counts survive a restart.
 
 When messages arrive, one member with credit is woken; if it leaves some, it wakes the next one. If a woken member does
 not collect within `group_members.STALL_S`, because its client reads slowly, the next one is woken instead.
@@ -47,11 +47,11 @@ from martlet.tables.topics import Topic, Topics
 
 __all__ = ["SharedGroups"]
 
-# A group on a topic that is forgotten, with a few queues.
+# Cost of forgetting a group on a topic with a few queues.
 FORGET_US: Final = 30.0
 # The membership of a group that is opened for handles, before it has members.
 NOBODY: Final = Membership(lease_s=0)
-# The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
+# Limit on leases in `GroupState`, which include leases of groups not in memory, in units of delivery.leases_max.
 REMEMBERED_TIMES: Final = 4
 
 
@@ -97,7 +97,7 @@ class SharedGroups:
 
     @property
     def room(self) -> int:
-        """How many more messages may be unsettled, or acknowledged after one that is unsettled."""
+        """The number of messages that may still become unsettled, or acknowledged after an unsettled one."""
         return min(
             self.config.leases_max - self.unsettled, self.config.leases_max * REMEMBERED_TIMES - self.state.leases
         )
@@ -121,10 +121,10 @@ class SharedGroups:
           topic: the name of an existing topic.
           group: its name; without a *policy* it is a consumer group, created if the configuration allows it.
           encoding: encodes records as frames.
-          membership: what the member may hold; a new group begins as it says.
+          membership: the terms of the member; a new group begins with these.
           policy: for a group that is not a consumer group.
           permit: decides at each `Member.collect` whether the member may read, and which messages; None for all.
-          user: who has the member, for limits of one user; None for the broker itself.
+          user: the owner of the member, for limits per user; None for the broker itself.
 
         Raises:
           Refused: the topic or group does not exist, there are too many groups or members, or the other members use
@@ -145,7 +145,7 @@ class SharedGroups:
     def _open(
         self, topic: str, group: str, policy: GroupPolicy | None, first: Membership, user: str | None = None
     ) -> SharedGroup:
-        """Return a group, which begins as *first* says if it is new. Raises `Refused`."""
+        """Return a group; a new one begins as the membership *first* specifies. Raises `Refused`."""
         found = readable(self.topics, topic)
         if policy is None:
             self.groups.reader(group, topic)
@@ -168,7 +168,7 @@ class SharedGroups:
         return shared_group
 
     def _check_room(self, key: Key, queues: int, user: str | None) -> None:
-        """Raise `Refused` (BUSY) unless *user* may use one more group, with so many *queues*."""
+        """Raise `Refused` (BUSY) unless *user* may use one more group, with this many *queues*."""
         limit = self.config.shares_max
         if user is not None and self.users.is_full(user):
             self._make_room(user)
@@ -183,7 +183,7 @@ class SharedGroups:
             self.users.check_queues(user, queues)
 
     def _make_room(self, user: str | None = None) -> bool:
-        """Drop one group without members, of *user* if given, from memory before its time; False if there is none."""
+        """Drop a group without members, of *user* if given, from memory early; return False if there is none."""
         unused = self.in_memory.find_unused(user)
         if unused is not None:
             self.close_unused(unused)
@@ -210,8 +210,8 @@ class SharedGroups:
     def begin(self, topic: Topic, group: str, policy: GroupPolicy) -> None:
         """Note that *topic* was created for *group*, whose first member comes later, if ever.
 
-        The group begins with the first message, and goes with the topic as others with `OWNS_TOPIC`. If half of the
-        room for groups is used, which the others need, the topic belongs to nobody.
+        The group begins with the first message, and is deleted with the topic like others with `OWNS_TOPIC`. If half of
+        the room for groups is used, no owner is noted, to leave the rest to other groups.
         """
         key, kept_free = Key(policy.scope, group, topic.name, 0), self.config.share_queues_max // 2
         if self.state.known.groups(topic.name) or not self.notes.has_room(key, topic.read_queues + kept_free):
@@ -275,7 +275,7 @@ class SharedGroups:
             self.upkeep.look_at_dropped()
 
     def settled(self, count: int) -> None:
-        """Stop counting *count* messages as unsettled."""
+        """Subtract *count* from the number of unsettled messages."""
         full = self.unsettled >= self.config.leases_max
         self.unsettled -= count
         if full and self.unsettled < self.config.leases_max:
@@ -291,7 +291,7 @@ class SharedGroups:
     def keep_topic(self, topic: str, *, of_personal: bool) -> None:
         """Note that *topic* is not only for the group for which it was created.
 
-        It goes with a personal group all the same, unless *of_personal*.
+        A personal group still deletes it, unless *of_personal*.
         """
         for scope, group in self.state.known.groups(topic):
             shared_group, key = self.in_memory.get(topic, group, scope), Key(scope, group, topic, 0)
@@ -381,7 +381,7 @@ class SharedGroups:
 
 
 def _agree(shared_group: SharedGroup, topic: str, group: str, membership: Membership) -> None:
-    """Let *shared_group* have the selection of *membership*. Raises `Refused` if its members have another one."""
+    """Set the selection of *shared_group* from *membership*. Raises `Refused` if its members have another one."""
     present, selection = shared_group.source.selection.name, membership.selection
     if present == selection.name:
         return

@@ -1,16 +1,15 @@
-"""Forgets shared groups that nobody uses any more, so that their state does not stay for ever.
+"""Forgets unused shared groups, so that their state does not stay for ever.
 
-A group whose members have left keeps its state: messages wait for the next member. If that state says nothing, because
-no message waits and none is stored that the group has consumed, the group is forgotten some time after its last member
-has left: whoever joins later gets the same messages with the state or without it. A topic that was created for the
-group goes with it, if nothing else uses it.
+A group whose members have left keeps its state: messages wait for the next member. If no message waits for the group,
+and no message is stored that the group has consumed, its state is useless: a member that joins later gets the same
+messages with the state or without it. Such a group is forgotten some time after its last member has left. A topic that
+was created for the group is deleted with it, if nothing else uses the topic.
 
-A group with the mark `AUTO_DELETE` is personal: nobody else will join it. It goes as soon as its messages are settled,
-and with those that wait after the same time, together with its topic and the messages there.
+A group with the mark `AUTO_DELETE` is personal: nobody else will join it. It is forgotten as soon as its messages are
+settled; if messages wait, after the same time, together with its topic and the messages there.
 
-Which groups are forgotten at all, and after what time, is up to the protocol that has them (`UnusedGroups.expire`).
-Nothing about time is stored: after a restart it starts again. If there is no room for a new group or topic, the unused
-ones go earlier.
+The protocol of a group decides whether it is forgotten, and after what time (`UnusedGroups.expire`). No time is stored:
+after a restart it starts again. If there is no room for a new group or topic, unused ones are forgotten earlier.
 """
 
 import logging
@@ -36,14 +35,14 @@ __all__ = ["UnusedGroups"]
 
 log = logging.getLogger("martlet.shares")
 
-# Unused groups that one turn of the event loop looks at if a topic is deleted.
+# Unused groups checked in one turn of the event loop if a topic is deleted.
 GROUPS_A_TURN: Final = per_slice(us=100)
-# Unused groups to look at when there is no room, the longest unused first.
+# Unused groups to check when there is no room, the longest unused first.
 GROUPS_FOR_ROOM: Final = 64
 
 
 class _Owner(Owner, Protocol):
-    """All shared groups of a broker, as this module uses them; implemented by `SharedGroups`."""
+    """The methods of `SharedGroups` that this module uses."""
 
     in_memory: GroupsInMemory
 
@@ -54,26 +53,26 @@ class _Owner(Owner, Protocol):
 
 @final
 class _Scope:
-    """Groups of one owner of names: which are forgotten, and how long after their last member has left."""
+    """Groups of one scope: which names are forgotten, and how long after the last member has left."""
 
     __slots__ = ("after_s", "unused", "wants")
 
     def __init__(self, after_s: float, wants: Callable[[str], bool]) -> None:
         self.after_s = after_s
         self.wants = wants
-        # When to look at each, when its last member has left, and marks with which it began since; the next one to look
-        # at first.
+        # By place: the time of the next check, the time when its last member left, and marks with which it began since;
+        # the next one to check first.
         self.unused: OrderedDict[Place, tuple[float, float, int]] = OrderedDict()
 
     @property
     def next_at(self) -> float:
-        """When to look at the next group."""
+        """The time of the next check of a group."""
         return next(iter(self.unused.values()))[0] if self.unused else math.inf
 
 
 @final
 class UnusedGroups:
-    """The groups without members; ``forgotten`` counts those that were forgotten, ``topics`` their topics."""
+    """The groups without members; ``forgotten`` counts forgotten groups, ``topics`` their topics."""
 
     def __init__(self, owner: _Owner) -> None:
         self._owner = owner
@@ -84,20 +83,20 @@ class UnusedGroups:
         self.topics = 0
 
     def expire(self, scope: str, after_s: float, wants: Callable[[str], bool] = lambda group: True) -> None:
-        """Forget those groups of *scope* whose names *wants* takes, *after_s* after their last member has left.
+        """Forget groups of *scope* whose names *wants* accepts, *after_s* after their last member has left.
 
-        Call it before `run`: groups that are stored then count as unused from that time on.
+        Call it before `run`: stored groups then count as unused from that time on.
         """
         self._scopes[scope] = _Scope(after_s, wants)
 
     def since(self, place: Place) -> float | None:
         """Return when the last member of a group has left; None if it has members, or is never forgotten."""
         scope = self._scopes.get(place[2])
-        found = scope.unused.get(place) if scope is not None else None
-        return found[1] if found is not None else None
+        entry = scope.unused.get(place) if scope is not None else None
+        return entry[1] if entry is not None else None
 
     def left(self, shared_group: SharedGroup) -> None:
-        """Note that a group has no members; personal groups are looked at soon, and again when they are settled."""
+        """Note that a group has no members; personal groups are checked soon, and again when they are settled."""
         place = shared_group.context.place
         self._add(place)
         if shared_group.context.marks & AUTO_DELETE and self.since(place) is not None:
@@ -109,10 +108,10 @@ class UnusedGroups:
         self._add(place, marks)
 
     def marks_of(self, place: Place) -> int:
-        """Return the marks with which a group without members began, whether these are stored yet or not."""
+        """Return the marks with which a group without members began, whether they are stored yet or not."""
         scope = self._scopes.get(place[2])
-        found = scope.unused.get(place) if scope is not None else None
-        return found[2] if found is not None else 0
+        entry = scope.unused.get(place) if scope is not None else None
+        return entry[2] if entry is not None else 0
 
     def _add(self, place: Place, marks: int = 0) -> None:
         scope = self._scopes.get(place[2])
@@ -129,7 +128,7 @@ class UnusedGroups:
             scope.unused.pop(place, None)
 
     async def run(self) -> None:
-        """Forget what is due, until cancelled."""
+        """Forget groups that are due, until cancelled."""
         for _ in self._find_stored():
             await trio.lowlevel.checkpoint()
         while True:
@@ -154,7 +153,7 @@ class UnusedGroups:
                 yield
 
     def _forget_due(self) -> bool:
-        """Look at some groups that are due; return whether there are more."""
+        """Check some groups that are due; return whether there are more."""
         for _ in range(min(len(self._soon), GROUPS_A_TURN)):
             place = self._soon.popleft()
             if self.since(place) is not None:
@@ -174,9 +173,10 @@ class UnusedGroups:
         scope.unused.move_to_end(place)
 
     def make_room(self, needed: str = "") -> bool:
-        """Forget some unused groups before their time, none on the topic *needed*; return whether there were any.
+        """Forget some unused groups before their time, none on the topic *needed*; return whether any was forgotten.
 
-        Groups that find messages by their names go even if messages may wait for them, but not before their time.
+        Groups that find messages by their names are forgotten even if messages may wait for them, but not before their
+        time.
         """
         before, now = self.forgotten, self._owner.now()
         for scope in self._scopes.values():
@@ -188,14 +188,14 @@ class UnusedGroups:
         return self.forgotten > before
 
     def make_room_for_topic(self) -> bool:
-        """Delete some topics of unused groups before their time; return whether there were any."""
+        """Delete some topics of unused groups before their time; return whether any was deleted."""
         before = self.topics
         return self.make_room() and self.topics > before
 
     def _forget(self, place: Place, *, has_expired: bool, needs_room: bool = False) -> bool:
-        """Forget a group if its state says nothing, with its topic; return whether it is gone.
+        """Forget a group, with its topic, if its state is useless; return whether it was forgotten.
 
-        What waits for a personal group goes with it if it *has_expired*.
+        If it *has_expired*, a personal group is forgotten with its waiting messages.
         """
         topic, group, scope = place
         owner = self._owner
@@ -244,15 +244,15 @@ class _Use:
         name = topic.name
         owns_topic = bool(marks & OWNS_TOPIC) and not owner.groups.offsets.groups_of(name)
         is_followed = owner.tails.follows(name) or len(owner.state.known.groups(name)) > 1
-        # Whether the topic goes with the group, or will once its followers have left.
+        # Whether the topic is deleted with the group, or once its followers have left.
         self.deletes = owns_topic and not is_followed and (self.is_personal or self._is_empty)
         self._deletes_later = owns_topic and is_followed
 
     def is_over(self, *, is_expired: bool, needs_room: bool) -> bool:
         """Return whether the group can be forgotten.
 
-        Without its state, a group that reads all messages begins with the first one that is there, and one that finds
-        them by their names with those that are published later.
+        Without its state, a group that reads all messages would begin with the first existing message, and a group that
+        finds messages by their names with messages published later.
         """
         if self.is_personal and is_expired and (self.deletes or self._finds_names):
             return True

@@ -1,6 +1,6 @@
-"""What shared groups need as time passes: ends of leases, dead letters, and the rest of what ended earlier.
+"""Timed work of shared groups: ends of leases, dead letters, and cleaning up after groups that ended.
 
-A turn of the event loop looks at a limited number of groups, of their leases and of their queues.
+A turn of the event loop handles a limited number of groups, of their leases and of their queues.
 """
 
 import math
@@ -20,16 +20,16 @@ from martlet.runtime.steps import per_slice
 
 __all__ = ["Upkeep"]
 
-# Groups that one turn of the event loop looks at.
+# Groups checked in one turn of the event loop.
 GROUPS_A_TURN: Final = per_slice(us=10)
-# How often to look how far groups are that find their messages by names.
+# Seconds between two checks of the positions of groups that find messages by names.
 REACH_S: Final = 10.0
-# Queues of ended groups that a turn closes.
+# Queues of ended groups closed in one turn.
 QUEUES_CLOSED_A_TURN: Final = per_slice(us=3)
 
 
 class _Owner(Owner, Protocol):
-    """All shared groups of a broker, as this module uses them; implemented by `SharedGroups`."""
+    """The methods of `SharedGroups` that this module uses."""
 
     in_memory: GroupsInMemory
     dead_letters: DeadLetters
@@ -39,24 +39,24 @@ class _Owner(Owner, Protocol):
 
 @final
 class Upkeep:
-    """Looks at groups when they are due, while `run` is running."""
+    """Handles groups when they are due, while `run` is running."""
 
     def __init__(self, owner: _Owner) -> None:
         self._owner = owner
         self._groups = owner.in_memory
-        self._due: dict[GroupContext, None] = {}  # those to look at in this turn or the next ones, the first one first
+        self._due: dict[GroupContext, None] = {}  # groups to check in this turn or the next ones, the first one first
         self._alarms: Alarms[GroupContext] = Alarms()
-        self._to_wake: deque[SharedGroup] = deque()  # there is room for more messages that are not settled
+        self._to_wake: deque[SharedGroup] = deque()  # groups to wake: there is room for more unsettled messages
         self._closing: deque[GroupQueue] = deque()  # queues of groups that ended
-        self._reach_at = math.inf  # when to look how far groups are, and those not looked at yet
+        self._reach_at = math.inf  # time of the next check of positions, and the groups not checked yet
         self._to_reach: list[SharedGroup] = []
-        self._look_at = math.inf  # when to look whether dropped queues are stored
+        self._look_at = math.inf  # time of the next check whether dropped queues are stored
         self._log_moved = False
         self._rung = trio.Event()
         owner.store.readable_end.on_moved.append(self._flushed)
 
     def alarm(self, context: GroupContext, at: float) -> None:
-        """Look at the group of *context* no later than *at*."""
+        """Check the group of *context* no later than *at*."""
         if at == -math.inf:
             self._due[context] = None
             self._rung.set()
@@ -64,11 +64,11 @@ class Upkeep:
             self._rung.set()
 
     def cancel(self, context: GroupContext) -> None:
-        """Look at the group of *context* no more."""
+        """Stop checking the group of *context*."""
         self._alarms.cancel(context)
 
     def watch_reach(self) -> None:
-        """Look how far groups are from time to time; one of them finds its messages by names."""
+        """Check positions from time to time: a group finds its messages by names."""
         self._reach_at = min(self._reach_at, self._owner.now() + REACH_S)
         self._rung.set()
 
@@ -84,7 +84,7 @@ class Upkeep:
             self._rung.set()
 
     def wake_all(self) -> None:
-        """Wake the groups, which may have waited for room; some of them now, others in the next turns."""
+        """Wake the groups, which may have waited for room; some now, the others in the next turns."""
         self._to_wake = deque(self._groups.by_place.values())
         self._wake_some()
 
@@ -106,7 +106,7 @@ class Upkeep:
             self._owner.forget_idle(queue.context)
 
     async def run(self) -> None:
-        """Look at groups, until cancelled."""
+        """Handle groups that are due, until cancelled."""
         dead_letters = self._owner.dead_letters
         while True:
             if not (self._has_work or self._log_moved or dead_letters.far):
@@ -124,12 +124,12 @@ class Upkeep:
 
     @property
     def _has_work(self) -> bool:
-        """Whether there is something to do in this turn."""
+        """Whether there is work for this turn."""
         has_undropped = self._owner.notes.has_undropped
         return bool(self._due or self._closing or self._to_wake or self._to_reach or has_undropped)
 
     def tick(self, now: float) -> None:
-        """Do a turn's part of what is due."""
+        """Do one turn's share of the due work."""
         self._look_at_due(now)
         for _ in range(min(QUEUES_CLOSED_A_TURN, len(self._closing))):
             self._closing.popleft().close()
@@ -142,7 +142,7 @@ class Upkeep:
             self.look_at_dropped()
 
     def _look_at_due(self, now: float) -> None:
-        """Look at groups that are due, at a limited number of them and of their leases."""
+        """Check due groups: a limited number of groups, and of their leases."""
         left = LAPSED_A_TURN
         for context in list(islice(self._due, GROUPS_A_TURN)):
             if left <= 0:
@@ -156,7 +156,7 @@ class Upkeep:
                 self.alarm(context, shared_group.deadline())
 
     def _reach(self, now: float) -> None:
-        """Note how far groups are that find their messages by names."""
+        """Note the positions of groups that find messages by names."""
         notes = self._owner.notes
         if self._reach_at <= now:
             notes.note_reached()

@@ -1,4 +1,4 @@
-"""Counts the shared groups of each user, so that none uses up the room of all.
+"""Counts the shared groups of each user, so that no user takes all the room.
 
 A group counts twice: while it is in use, for the user who opened it, and with all its queues as long as its state is
 kept, for the user who began it. After a restart nobody knows who began a group.
@@ -17,7 +17,7 @@ Place: TypeAlias = tuple[str, str, str]
 
 @final
 class UserGroups:
-    """How many shared groups each user has in use, and how many queues of groups each has begun."""
+    """The number of shared groups that each user has in use, and the number of queues of groups that each has begun."""
 
     def __init__(self, config: DeliveryConfig) -> None:
         self._config = config
@@ -42,7 +42,7 @@ class UserGroups:
             self._queues[user] = self._queues.get(user, 0) + queues
 
     def forget(self, place: Place) -> None:
-        """Count a group no more, whose state was dropped."""
+        """Stop counting a group whose state was dropped."""
         begun = self._begun.pop(place, None)
         if begun is not None:
             _take(self._queues, *begun)
@@ -59,7 +59,7 @@ class UserGroups:
             raise Refused(Reason.BUSY, text)
 
     def has_queues(self, user: str | None, queues: int) -> bool:
-        """Return whether *user* may begin a group with so many *queues*."""
+        """Return whether *user* may begin a group with this many *queues*."""
         return user is None or self._queues.get(user, 0) + queues <= self._config.share_queues_user_max
 
     def check_queues(self, user: str | None, queues: int) -> None:

@@ -1,1 +1,1 @@
-"""Which member gets which message: new ones, returned ones, and what follows an acknowledgement."""
+"""Chooses the member for each message: new messages, returned ones, and the effects of an acknowledgement."""

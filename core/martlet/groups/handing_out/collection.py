@@ -1,4 +1,4 @@
-"""Messages that one member collects at once: new ones, returned ones, and how much of both it may get."""
+"""Messages that one member collects at once: new ones and returned ones, within its limits."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
@@ -18,7 +18,7 @@ from martlet.store import ReadResult
 __all__ = ["MESSAGES_A_READ", "READS_A_CALL", "Collection", "NewMessages", "ReturnedMessages"]
 
 MESSAGES_A_READ: Final = 256
-READS_A_CALL: Final = 128  # how often one call reads: 20 to 40 us each, as returned messages may be far apart
+READS_A_CALL: Final = 128  # reads per call: 20 to 40 us each, as returned messages may be far apart
 UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a restart
 
 
@@ -26,7 +26,7 @@ UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a res
 class Collection:
     """Messages leased to *member* in one call, all with the same *generation*, *until* a time.
 
-    ``room``, ``budget_bytes`` and ``reads_left`` say how many more it may get, and ``kept`` how many were kept for
+    ``room``, ``budget_bytes`` and ``reads_left`` are what it may still get, and ``kept`` counts messages kept for
     others.
     """
 
@@ -39,12 +39,12 @@ class Collection:
         self.generation = generation
         self.reads_left = READS_A_CALL
         self.kept = 0
-        self.settled = 0  # messages for a member that acknowledges none
+        self.settled = 0  # messages settled at once, for a member that acknowledges none
         self.found: list[Delivery] = []
 
     @property
     def room(self) -> int:
-        """How many more messages the member may get."""
+        """The number of messages that the member may still get."""
         return self.member.credit - self.settled
 
     def give(
@@ -56,7 +56,7 @@ class Collection:
         result: ReadResult,
         deliveries: int,
     ) -> bool:
-        """Add what the member receives of *batch*, up to offset *end*, and keep the rest for its receivers.
+        """Add the member's messages of *batch*, up to offset *end*, and keep the others for their receivers.
 
         Returns whether the member receives anything.
         """
@@ -82,7 +82,7 @@ class Collection:
     def _keep(
         self, queue: GroupQueue, receiver: GroupMember, name: str, offsets: Sequence[int], batch: Batch, deliveries: int
     ) -> None:
-        """Keep messages of *name* for *receiver*, each by itself."""
+        """Keep messages of *name* for *receiver*, one by one."""
         context = queue.context
         for offset in offsets:
             delivery = Delivery(queue.store_queue.queue_id, offset, offset + 1, 1, batch, deliveries, self.generation)
@@ -94,7 +94,7 @@ class Collection:
 
 @final
 class NewMessages:
-    """The messages of one group that were never delivered: read once, whoever of the members gets them."""
+    """The messages of one group that were never delivered: read once, for whichever members get them."""
 
     __slots__ = ("_context", "_members", "_source")
 
@@ -126,7 +126,7 @@ class NewMessages:
         portions = receivers_of(result, member, members, may_stop=not is_found)
         if result.count and not portions:
             queue.due = True
-            return  # who gets the next message reads it
+            return  # the receiver of the next message reads it
         end = self._hand_out(queue, collection, portions, batch)
         if not collection.give(queue, portions, batch, end, result, 1) and queue.due:
             members.wake()
@@ -171,7 +171,7 @@ class NewMessages:
         return end
 
     def _part(self, queue: GroupQueue) -> int:
-        """Return how many new messages one member may take, so that all with credit get some of them."""
+        """Return the number of new messages that one member may take, so that all members with credit get some."""
         members = self._members
         several = len(members.by_turn) > 1 and not members.exclusive
         ready = sum([member.credit > 0 for member in members.by_turn]) if several else 1
@@ -180,7 +180,7 @@ class NewMessages:
 
 @final
 class ReturnedMessages:
-    """The messages of one group that wait to be delivered again: they are read once more."""
+    """The messages of one group that wait to be delivered again; they are read again."""
 
     __slots__ = ("_members", "_owner", "_settlement", "_source")
 
@@ -209,14 +209,14 @@ class ReturnedMessages:
             deliveries = self._hand_out(queue, collection, portions, batch.offsets, range(first, end))
             collection.give(queue, portions, batch, end, result, deliveries)
             if not is_all:
-                break  # the next one is for a member that can take no more now
+                break  # the next message is for a member that can take no more now
 
     def _hand_out(
         self, queue: GroupQueue, collection: Collection, portions: Iterable[Portion], offsets: Sequence[int], run: range
     ) -> int:
-        """Lease the messages of *run* to their receivers, and note that; return which delivery it is.
+        """Lease the messages of *run* to their receivers, and note the leases; return the number of the delivery.
 
-        Those that are not at *offsets* are settled: retention removed them, or they are not selected any more.
+        Messages missing at *offsets* are settled: retention removed them, or they are not selected any more.
         """
         leases, member, generation, owner, at = queue.leases, collection.member, collection.generation, self._owner, 0
         receivers: dict[int, GroupMember | None] = {}
@@ -236,7 +236,7 @@ class ReturnedMessages:
             until = collection.until if receiver is member else owner.now() + receiver.lease_s
             given = leases.hand_again(receiver.holder, count, until, generation, receiver.lease_s)
             deliveries = given[0][1]
-            member.credit -= count if receiver is member else 0  # `settle` gives back that of messages for nobody
+            member.credit -= count if receiver is member else 0  # `settle` returns the credit of messages for nobody
         for offset in run if len(receivers) < len(run) else ():
             if offset not in receivers:
                 self._settlement.settle(queue, member.holder, offset)

@@ -1,4 +1,4 @@
-"""Dead letters: copies of messages that a shared group has given up on.
+"""Dead letters: copies of messages whose deliveries to a shared group are used up.
 
 The message is settled once its dead letter is flushed, so that a crash loses neither.
 """
@@ -45,13 +45,13 @@ class DeadLetters:
         self.far: dict[tuple[GroupQueue, int], None] = {}
 
     def forget(self, queues: Iterable[GroupQueue]) -> None:
-        """Settle no more dead messages of *queues*, whose group has ended."""
+        """Stop settling dead messages of *queues*, whose group has ended."""
         if self.unflushed:
             for queue in queues:
                 self.unflushed.pop(queue, None)
 
     def store(self, queue: GroupQueue, most: int) -> int:
-        """Store dead letters for dead messages of *queue*, at most *most*; return how many there were."""
+        """Store dead letters for at most *most* dead messages of *queue*; return their number."""
         count = 0
         for offset in queue.leases.dead():
             if offset in queue.unflushed or (queue, offset) in self.far:
@@ -67,7 +67,7 @@ class DeadLetters:
     def _store_one(self, queue: GroupQueue, offset: int) -> bool:
         """Copy a dead message to the dead letter topic; settle it once the copy is readable.
 
-        Returns False if the store refuses it now.
+        Returns False if the store refuses the copy now.
         """
         owner = self._owner
         result = owner.store.readers.read_near(queue.store_queue, offset, 1, 1)

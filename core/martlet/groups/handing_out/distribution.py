@@ -15,15 +15,15 @@ from martlet.groups.queues.group_source import GroupSource
 
 __all__ = ["MESSAGES_A_TURN", "RESTS_EXACT", "Distribution"]
 
-QUEUES_A_CALL: Final = 256  # queues that one `Distribution.hand_out` looks at
-# Messages of one queue before those of the next: notes about few queues are shorter.
+QUEUES_A_CALL: Final = 256  # queues visited by one `Distribution.hand_out`
+# Messages taken from one queue before the next queue's turn: notes about few queues are shorter.
 MESSAGES_A_TURN: Final = 512
-RESTS_EXACT: Final = 64  # queues with messages up to which `Distribution.rest` counts each time
+RESTS_EXACT: Final = 64  # up to this many queues with messages, `Distribution.rest` counts each time
 
 
 @final
 class Distribution:
-    """Leases the messages of one group to its members, and says what is left."""
+    """Leases the messages of one group to its members, and counts the messages left."""
 
     __slots__ = (
         "_context",
@@ -53,17 +53,17 @@ class Distribution:
         self._settlement = settlement
         self._returned = ReturnedMessages(context, members, source, settlement)
         self._new = NewMessages(context, members, source)
-        self._rest = self._rest_calls = 0  # the last result of `rest`, and how many calls it serves
-        self._turn_left = MESSAGES_A_TURN  # of the next queue
+        self._rest = self._rest_calls = 0  # the last result of `rest`, and the number of calls that it still serves
+        self._turn_left = MESSAGES_A_TURN  # messages left of the turn of the next queue
 
     def hand_out(
         self, member: GroupMember, budget_bytes: int, queue_id: int = -1, *, in_order: bool = False, attempt: str = ""
     ) -> list[Delivery]:
         """Lease messages to *member*, of each queue in turn: first returned ones, then new ones.
 
-        All get the same generation. With *queue_id* they are of that queue only. With *in_order* a queue is left out
-        until its earlier messages are settled or can be delivered again, and messages that were settled before an
-        earlier one follow that again. The *attempt* that took the last messages of a queue in order takes them again.
+        All get the same generation. With *queue_id* they are of that queue only. With *in_order* a queue is skipped
+        until its earlier messages are settled or can be delivered again, and messages that were settled before such an
+        earlier message follow it again. The *attempt* that took the last messages of a queue in order takes them again.
         """
         exclusive, owner, queues, source = self._members.exclusive, self._context.owner, self._queues, self._source
         if exclusive and member is not next(iter(exclusive)):
@@ -93,16 +93,16 @@ class Distribution:
         return found
 
     def has_more(self, queue_id: int = -1) -> bool:
-        """Return whether there are messages to deliver, or to look at."""
+        """Return whether there are messages to deliver, or to check."""
         finder = self._source.finder
         if finder is not None and finder.has_found:
             return True
         return any(queue.due or queue.leases.returns.available for queue in self._may_have(queue_id))
 
     def _visit(self, collection: Collection, queue_id: int, attempt: str | None, visited: list[GroupQueue]) -> None:
-        """Add messages to *collection*, and every queue that was looked at to *visited*.
+        """Add messages to *collection*, and every visited queue to *visited*.
 
-        *attempt* is what `hand_out` got, None if the order does not matter.
+        *attempt* is the argument of `hand_out`, None if the order does not matter.
         """
         member = collection.member
         for queue in self._next_queues(queue_id):
@@ -126,7 +126,7 @@ class Distribution:
                 if not collection.found:
                     self._end_turn(queue)
                     raise
-                queue.failure = refused  # deliver what was found first
+                queue.failure = refused  # deliver messages read before the error first
                 member.peer.wake()
                 break
             if collection.room <= 0 or collection.budget_bytes <= 0:
@@ -136,7 +136,7 @@ class Distribution:
                 break
 
     def _is_reset(self, queue: GroupQueue) -> bool:
-        """Whether an administrator has reset the group in *queue*, which must begin again."""
+        """Whether an administrator has reset the group in *queue*, so that it must begin again."""
         context = self._context
         if context.policy is not None:
             return False
@@ -153,7 +153,7 @@ class Distribution:
                 self._queues.begin_again(queue)
 
     def _taken_by(self, attempt: str, queue_id: int) -> list[GroupQueue]:
-        """Return the queues whose next messages wait for those that *attempt* has taken in order."""
+        """Return the queues whose next messages wait for messages that *attempt* has taken in order."""
         queues = self._queues.by_queue.values() if queue_id < 0 else self._may_have(queue_id)
         return [queue for queue in queues if queue.attempt == attempt and queue.is_blocked] if attempt else []
 
@@ -168,7 +168,7 @@ class Distribution:
         return True
 
     def _next_queues(self, queue_id: int) -> Iterator[GroupQueue]:
-        """Yield the queue with *queue_id*; if it is -1, active queues: one whose turn is not over is next again."""
+        """Yield the queue with *queue_id*; if it is -1, active queues: first the one whose turn is not over."""
         if queue_id >= 0:
             yield from self._may_have(queue_id)
             return
@@ -179,20 +179,20 @@ class Distribution:
             self._end_turn(queue)
 
     def _end_turn(self, queue: GroupQueue) -> None:
-        """Let all other queues come before *queue*."""
+        """Put *queue* behind all other queues."""
         self._turn_left = MESSAGES_A_TURN
         if queue in self._queues.active:
             self._queues.active.move_to_end(queue)
 
     def _may_have(self, queue_id: int) -> Iterable[GroupQueue]:
-        """Return the queue with *queue_id*; if it is -1, all that may have messages."""
+        """Return the queue with *queue_id*; if it is -1, all queues that may have messages."""
         if queue_id < 0:
             return self._queues.active
         queue = self._queues.get(queue_id)
         return (queue,) if queue is not None else ()
 
     def is_ready(self, queue_id: int = -1, *, in_order: bool = False, attempt: str = "") -> bool:
-        """Return whether `hand_out` may find messages now; if not, members with credit are woken once it may."""
+        """Return whether `hand_out` may return messages now; if not, members with credit are woken when it may."""
         owner = self._context.owner
         if self._taken_by(attempt, queue_id):
             return True
@@ -216,7 +216,7 @@ class Distribution:
         return any(queue.reader.must_wait for queue in self._may_have(queue_id))
 
     def rest(self, queue_id: int = -1) -> int:
-        """Return how many messages can be delivered now or have not been looked at yet; about, if queues are many."""
+        """Return the number of messages to deliver now or not checked yet; approximate for many queues."""
         if queue_id < 0 and self._rest_calls > 0:
             self._rest_calls -= 1
             return max(self._rest, 0)

@@ -1,13 +1,14 @@
-"""Which members of a shared group receive the messages that one of them has read.
+"""Chooses the members of a shared group that receive the messages which one of them has read.
 
-The member that collects reads for all of them: what it does not receive is kept for another member that does. Members
+The member that collects reads for all members: messages that it does not receive are kept for other members. Members
 differ in three ways:
 
-- Permissions may depend on the names of messages. A message goes to a member that may get its name. What no member may
-  get is for nobody, like a message that the group does not select: nothing waits for somebody who may never come.
-- A member may take only some of the group's messages, such as a consumer with a selector. What no member takes is
-  *parked*: it stays in the group, for a member that joins later.
-- Messages can be sticky: all with one key are for the same member (`sticky.py`).
+- Permissions may depend on the names of messages. A message goes to a member that may get its name. A message that no
+  member may get is for nobody, like a message that the group does not select: it does not wait for a member that may
+  never come.
+- A member may take only some of the group's messages, such as a consumer with a selector. A message that no member
+  takes is *parked*: it stays in the group, for a member that joins later.
+- Messages can be sticky: all messages with one key are for the same member (`sticky.py`).
 """
 
 from collections.abc import Sequence
@@ -23,17 +24,17 @@ from martlet.store.format.tags import find_tags
 
 __all__ = ["CHOICES_A_READ", "PARKED_MAX", "Portion", "receivers_of"]
 
-# Calls of predicates for the messages that are read at once, 1 to 5 us each: one for each message and member.
+# Calls of predicates for the messages of one read, 1 to 5 us each: one for each message and member.
 CHOICES_A_READ: Final = 1024
-# Parked messages of a queue; with so many, nothing later is looked at until some of them are taken. ActiveMQ looks at
-# the first 200 messages of a queue.
+# Parked messages of a queue; at this number, no later message is delivered until some are taken. ActiveMQ looks at the
+# first 200 messages of a queue.
 PARKED_MAX: Final = 1000
 
 
 class Portion(NamedTuple):
     """Consecutive messages for one *receiver*; None if they are for nobody.
 
-    Messages for nobody count as settled, unless they are *parked*. The *name* is that of each message, if the
+    Messages for nobody count as settled, unless they are *parked*. *name* is the name of each message, if the
     receiver's permission depends on it.
     """
 
@@ -46,9 +47,10 @@ class Portion(NamedTuple):
 def receivers_of(
     result: ReadResult, first: GroupMember, members: GroupMembers, *, may_stop: bool = True
 ) -> Sequence[Portion]:
-    """Return who receives the messages of *result*, in their order; *first* receives what it may get and takes.
+    """Return the receivers of the messages of *result*, in order; *first* gets every message that it may get and
+    takes.
 
-    If it *may_stop*, it leaves out messages from the first one on whose member can take no more now.
+    If it *may_stop*, it stops at the first message whose member can take no more now.
     """
     names = _names(result) if first.asks else ()
     if result.count and (members.choosing or members.sticky is not None):
@@ -68,7 +70,7 @@ def _names(result: ReadResult) -> list[str]:
 
 
 def _by_name(names: Sequence[str], first: GroupMember, others: Sequence[GroupMember]) -> list[Portion]:
-    """Give messages with *names* to members that may get them."""
+    """Divide messages with *names* among members that may get them."""
     receivers: dict[str, GroupMember | None] = {}
     for name in names:
         if name not in receivers:
@@ -80,7 +82,7 @@ def _by_name(names: Sequence[str], first: GroupMember, others: Sequence[GroupMem
 def _takers(
     result: ReadResult, names: Sequence[str], first: GroupMember, members: GroupMembers, *, may_stop: bool
 ) -> list[GroupMember | None]:
-    """Return for each message of *result* the member that takes it, and may get its name; None if nobody does."""
+    """Return for each message of *result* the member that takes it and may get its name; None for nobody."""
     asked = [first, *(each for each in members.in_turn() if each is not first)]
     able = {name: [member for member in asked if member.may_get(name)] for name in set(names)}
     records = [record for piece in result.pieces for record in record_views(piece)]

@@ -1,4 +1,4 @@
-"""Settles messages of a shared group that somebody holds, takes them back, and renews their leases.
+"""Settles held messages of a shared group, returns them, and renews their leases.
 
 A change applies immediately and is noted with the next commit. An acknowledgement that is stored in an atomic group,
 together with messages, settles its message once that group is readable.
@@ -23,12 +23,12 @@ from martlet.state.journal import Journal
 
 __all__ = ["Settlement"]
 
-SETTLING_S: Final = 60.0  # how long to wait for the outcome of an acknowledgement in an atomic group
+SETTLING_S: Final = 60.0  # limit of the wait for the outcome of an acknowledgement in an atomic group
 
 
 @final
 class Settlement:
-    """Settles the messages of one group for their holders; `ack_all` and `holder` take handles, whoever has them."""
+    """Settles the messages of one group for their holders; `ack_all` and `holder` take handles from anybody."""
 
     __slots__ = ("_by_queue", "_context", "_members", "_owner", "_queues")
 
@@ -49,7 +49,7 @@ class Settlement:
         return self.holder(delivery.queue_id, delivery.first, delivery.generation) == holder
 
     def holder(self, queue_id: int, offset: int, generation: int) -> Hashable | None:
-        """Return who holds a message with this handle; None if the handle is no longer valid."""
+        """Return the holder of the message with this handle; None if the handle is no longer valid."""
         queue = self._queues.get(queue_id)
         return queue.leases.table.holder(offset, generation) if queue is not None else None
 
@@ -61,21 +61,21 @@ class Settlement:
         return queue is not None and self.settle(queue, holder, offset)
 
     def ack_held_all(self, holder: Hashable, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
-        """Settle those messages of one queue that *holder* holds; return their offsets."""
+        """Settle the messages of one queue that *holder* holds among *offsets*; return their offsets."""
         queue = self._by_queue.get(queue_id)
         settled = queue.leases.ack_held(holder, offsets) if queue is not None else ()
         if queue is not None and settled:
-            self._was_settled(queue, settled, {holder: len(settled)})
+            self._note_settled(queue, settled, {holder: len(settled)})
         return settled
 
     def ack_all(self, queue_id: int, offsets: Sequence[int], generation: int) -> list[int]:
-        """Settle messages of one queue by their handles; return the offsets of those whose handles are valid."""
+        """Settle messages of one queue by their handles; return the offsets whose handles are valid."""
         queue, holders = self._queues.get(queue_id), list[Hashable]()
         if queue is None:
             return []
         settled = queue.leases.ack_all(offsets, generation, holders)
         if settled:
-            self._was_settled(queue, settled, Counter(holders))
+            self._note_settled(queue, settled, Counter(holders))
         return settled
 
     def settle(self, queue: GroupQueue, holder: Hashable, offset: int) -> bool:
@@ -88,8 +88,8 @@ class Settlement:
             self._settled_in_order(queue, (offset,))
         return True
 
-    def _was_settled(self, queue: GroupQueue, offsets: Sequence[int], holders: Mapping[Hashable, int]) -> None:
-        """Note that messages were settled, so many of each of *holders*; `account` follows with the commit."""
+    def _note_settled(self, queue: GroupQueue, offsets: Sequence[int], holders: Mapping[Hashable, int]) -> None:
+        """Note that messages were settled; *holders* has an entry for each. `account` follows with the commit."""
         self._owner.notes.ack(queue.key, offsets)
         for holder, count in holders.items():
             self._members.give_credit(holder, count)
@@ -104,11 +104,11 @@ class Settlement:
     # returned
 
     def return_attempt(self, queue: GroupQueue, holder: Hashable) -> None:
-        """Make everything available that *holder* holds: the attempt that took it takes it again."""
+        """Make everything that *holder* holds available again; the attempt that took it takes it again."""
         self.give_back(queue, holder, queue.leases.table.held(holder), 0, counts=False)
 
     def return_early(self, queue: GroupQueue) -> None:
-        """Make messages available that were settled before an earlier one, which comes again: in order, they follow."""
+        """Make messages available that were settled before an earlier, returned one: in order, they follow it."""
         low, early = queue.leases.table.low, queue.early
         offsets = sorted(offset for offset in early if offset > low)
         early.clear()
@@ -117,7 +117,7 @@ class Settlement:
             self._owner.notes.note(queue.key, Change(KEEP, 0, 0, 1, offsets))
 
     def nack_held(self, holder: Hashable, queue_id: int, offsets: Sequence[int], delay_s: float) -> list[int]:
-        """Return failed messages that *holder* holds; return their offsets."""
+        """Return failed messages that *holder* holds to the group; return their offsets."""
         queue, failed = self._by_queue.get(queue_id), list[int]()
         if queue is None:
             return failed
@@ -129,14 +129,15 @@ class Settlement:
         return failed
 
     def pass_on(self, holder: Hashable, queue_id: int, offset: int) -> None:
-        """Return a message that *holder* was not sent, because it may not read it any more."""
+        """Return a message that was not sent to *holder*, because it may not read it any more."""
         queue = self._by_queue.get(queue_id)
         if queue is not None:
             self.give_back(queue, holder, (offset,), queue.leases.table.deliveries(offset) - 1)
             self._members.wake()
 
     def give_back_all(self, queue: GroupQueue, holder: Hashable) -> None:
-        """Return what *holder* held, who left; that does not count as a failure of the messages, earlier deliveries do.
+        """Return all messages of *holder*, which left. This is no failure of the messages; their earlier deliveries
+        count.
 
         With a policy for which leaving never counts, the messages can be delivered again at once, in order.
         """
@@ -156,7 +157,7 @@ class Settlement:
     ) -> list[int]:
         """Return messages for redelivery after *delay_s*, or after a longer pause that grows with *failures*.
 
-        Returns the offsets of those that *holder* held. Unless this *counts*, none of them becomes dead.
+        Returns the offsets that *holder* held. Unless this *counts*, none of the messages becomes dead.
         """
         wait_s = max(delay_s, pause_ms(failures) / 1000)
         now, now_ms = self._context.times()
@@ -170,9 +171,9 @@ class Settlement:
         return back
 
     def give_up_held(self, holder: Hashable, queue_id: int, offsets: Sequence[int]) -> list[int]:
-        """Make messages dead that *holder* holds, however often they were delivered; return their offsets.
+        """Make messages dead that *holder* holds, whatever their number of deliveries; return their offsets.
 
-        In the topic of its dead letters they come again, as with `nack_held`.
+        In the topic of the group's dead letters, they are delivered again, as with `nack_held`.
         """
         if self._context.keeps_failed:
             return self.nack_held(holder, queue_id, offsets, 0)
@@ -186,7 +187,7 @@ class Settlement:
         return given
 
     def _note_dead(self, queue: GroupQueue, offsets: Sequence[int]) -> None:
-        """Note which of *offsets* are dead, so that a crash does not make them available again."""
+        """Note the dead messages among *offsets*, so that a crash does not make them available again."""
         leases = queue.leases
         dead = sorted(filter(leases.is_dead, offsets)) if leases.has_dead else []
         if dead:

@@ -1,8 +1,8 @@
 """Encodes and decodes notes of shared groups about deliveries, acknowledgements and returned messages; pure functions.
 
-A note is about one queue of one group, and begins with a number for the two. Changes follow, each with a kind, its
-numbers, and its offsets as runs. All numbers are unsigned LEB128; generations and first offsets are differences from
-the previous change. A first delivery of 32 messages takes 15-20 bytes; an acknowledgement takes 1-2 when it is
+A note is about one queue of one group, and begins with a number that identifies both. Changes follow, each with a kind,
+its numbers, and its offsets as runs. All numbers are unsigned LEB128; generations and first offsets are differences
+from the previous change. A first delivery of 32 messages takes 15-20 bytes; an acknowledgement takes 1-2 when it is
 combined with others.
 """
 
@@ -39,7 +39,7 @@ Kind = int
 # Assigns the number to a group and a queue, without any state.
 DEFINE: Final[Kind] = 1
 DROP: Final[Kind] = 2
-# The queue restarts at an offset: everything below is settled, nothing is known from there on.
+# The queue restarts at an offset: everything below is settled, nothing from there on is known.
 BEGIN: Final[Kind] = 3
 # The state of an unsettled message, in a snapshot or when the notes about it are removed.
 KEEP: Final[Kind] = 4
@@ -50,7 +50,7 @@ BACK: Final[Kind] = 8
 RENEW: Final[Kind] = 9
 # An acknowledgement in an atomic group, which takes effect when the group is readable.
 SETTLE: Final[Kind] = 10
-# All messages of the topic before a position of the log were found that the group wants (`finder.py`).
+# The finder (`finder.py`) has found all wanted messages of the topic before a position of the log.
 REACH: Final[Kind] = 11
 # The marks of the group on this topic (`policy.py`), with its first queue.
 MARK: Final[Kind] = 12
@@ -70,9 +70,9 @@ class Key(NamedTuple):
 
 
 class LeaseState(NamedTuple):
-    """One unsettled message: when it was leased or returned, for how long that holds, and its number of deliveries.
+    """One unsettled message: the start of its lease or pause, its duration, and its number of deliveries.
 
-    A duration of 0 means that it returns when the broker restarts.
+    A duration of 0 means that the message returns when the broker restarts.
     """
 
     generation: int
@@ -81,20 +81,20 @@ class LeaseState(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One change of a queue; which fields are used depends on its kind."""
+    """One change of a queue; the fields in use depend on its kind."""
 
     kind: Kind
     generation: int = 0
     duration_ms: int = 0
-    # For BEGIN and NEW: the next offset. For KEEP: the number of deliveries. For SETTLE: where the queue began, in case
-    # the log has no earlier notes. For REACH: the position. For MARK: the marks.
+    # For BEGIN and NEW: the next offset. For KEEP: the number of deliveries. For SETTLE: the offset at which the queue
+    # began, in case the log has no earlier notes. For REACH: the position. For MARK: the marks.
     number: int = 0
     offsets: Sequence[int] = ()
     # For NEW: the previous next offset. If a power failure lost earlier notes, the restored queue ends before it.
     first: int = 0
 
 
-# Which of (generation, duration, number, offsets) a kind has.
+# Fields of each kind: (generation, duration, number, offsets).
 CHANGES: Final[dict[Kind, tuple[bool, bool, bool, bool]]] = {
     DROP: (False, False, False, False),
     BEGIN: (False, False, True, False),
@@ -121,24 +121,24 @@ def _put_all(out: bytearray, numbers: Iterable[int]) -> None:
 
 def _numbers(data: bytes) -> list[int]:
     """Return the numbers in *data*; raise `IndexError` if the last one is cut off."""
-    found: list[int] = []
+    numbers: list[int] = []
     value = shift = 0
     for byte in data:
         if byte > 0x7F:
             value |= (byte & 0x7F) << shift
             shift += 7
         elif shift:
-            found.append(value | byte << shift)
+            numbers.append(value | byte << shift)
             value = shift = 0
         else:
-            found.append(byte)
+            numbers.append(byte)
     if shift:
         raise IndexError("a number is cut off")
-    return found
+    return numbers
 
 
 def in_ms(lease_s: float) -> int:
-    """Return the duration of a lease in ms; 0 for one without end, which ends at a restart."""
+    """Return the duration of a lease in ms; 0 for a lease without end, which ends at a restart."""
     return round(lease_s * 1000) if lease_s < math.inf else 0
 
 
@@ -163,15 +163,15 @@ def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
     whole = range(first, first + count)
     if offsets[-1] == whole[-1] and (offsets == whole or offsets == list(whole)):
         return [(first, count)]
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     end = first
     for offset in offsets:
         if offset != end:
-            found.append((first, end - first))
+            runs.append((first, end - first))
             first = offset
         end = offset + 1
-    found.append((first, end - first))
-    return found
+    runs.append((first, end - first))
+    return runs
 
 
 class _Before:
@@ -211,7 +211,7 @@ def _encode(out: bytearray, change: Change, before: _Before) -> None:
         runs = _runs(offsets if isinstance(offsets, range) else sorted(offsets))
         numbers.append(len(runs))
         for first, count in runs:
-            # The lowest bit says whether a count follows; often a run is a single message.
+            # The lowest bit tells whether a count follows; often a run is a single message.
             step = _signed(first - at) << 1
             if count > 1:
                 numbers.append(step | 1)
@@ -318,7 +318,7 @@ def _changes(numbers: list[int]) -> Iterator[Change]:
 
 def _offsets(numbers: list[int], index: int, before: int) -> tuple[Sequence[int], int, int]:
     """Return ascending offsets, the index after them, and the offset after the last; a range if they are contiguous."""
-    found: list[int] = []
+    offsets: list[int] = []
     runs = numbers[index]
     index += 1
     for _ in range(runs):
@@ -332,5 +332,5 @@ def _offsets(numbers: list[int], index: int, before: int) -> tuple[Sequence[int]
             index += 1
         if runs == 1:
             return range(first, before), index, before
-        found += range(first, before)
-    return found, index, before
+        offsets += range(first, before)
+    return offsets, index, before

@@ -3,8 +3,8 @@
 `shared_groups.py` changes its leases immediately and has each change noted; the notes of a commit are combined into one
 note for each queue of each group.
 
-A failed commit loses its notes. After that, and after times when the store accepted no writes, the complete state of
-the affected queues is noted before anything else.
+A failed commit loses its notes. After a failure, and after times when the store accepted no writes, the complete state
+of the affected queues is noted before anything else.
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ __all__ = ["GroupJournalWriter", "LiveQueue"]
 
 # Greater than every position and offset.
 NEVER: Final = 1 << 62
-# Queues that one turn of the event loop drops.
+# Queues dropped in one turn of the event loop.
 DROPS_A_TURN: Final = per_slice(us=5)
 
 
@@ -47,7 +47,7 @@ class LiveQueue(Protocol):
 
     @property
     def is_settling(self) -> bool:
-        """Return whether an acknowledgement in an atomic group has no result yet."""
+        """Whether an acknowledgement in an atomic group has no result yet."""
         ...
 
     def state(self) -> tuple[int, list[tuple[int, LeaseState]], int, int]:
@@ -55,7 +55,7 @@ class LiveQueue(Protocol):
         ...
 
     def account(self) -> None:
-        """Count what was settled; called before its notes are written, also where the store accepts no writes."""
+        """Count the settled messages; called before the notes are written, also while the store accepts no writes."""
         ...
 
 
@@ -71,7 +71,7 @@ class _Pending:
         self.changes: list[Change] = []
         # The offsets of the last change if that is an ACK: nearly all changes are of this kind.
         self.acked: list[int] | None = None
-        self.again = False  # note the complete state
+        self.again = False  # whether to note the complete state
 
     def add(self, change: Change) -> None:
         """Add *change*; merge it into the previous one if they differ only in their offsets."""
@@ -112,16 +112,17 @@ class GroupJournalWriter:
         self._numbers: dict[Key, int] = {}
         self._sources: dict[Key, LiveQueue] = {}
         self._pending: dict[Key, _Pending] = {}
-        # Queues whose newest notes are not applied yet and may still be lost, with the log position after these.
+        # Queues whose newest notes are not applied yet and may still be lost, with the log position after these notes.
         self._unsure: dict[Key, int] = {}
-        # Queues that were dropped, until the projection has dropped them too; those of them that are not noted yet.
+        # Queues that were dropped, until the projection has dropped them too; and the dropped queues that are not noted
+        # yet.
         self._dropped: dict[Key, None] = {}
         self._undropped: dict[Key, None] = {}
-        # Positions that groups have reached, until all notes before are written, and then until these are durable: with
-        # the end of those notes in the log.
+        # Positions that groups have reached, until all earlier notes are written; then, with the end of these notes in
+        # the log, until they are durable.
         self._reaching: dict[Key, int] = {}
         self._reached: deque[tuple[int, dict[Key, int]]] = deque()
-        # The minimum offset that the journal should have, unless a commit failed.
+        # The offset that the journal must have reached, unless a commit failed.
         self._expected = 0
         # Queues whose complete state was noted while an acknowledgement in an atomic group was in progress.
         self._noted_settling: dict[Key, None] = {}
@@ -133,7 +134,7 @@ class GroupJournalWriter:
     def has_room(self, key: Key, queues: int) -> bool:
         """Return whether there is room for the *queues* of the group of *key* on its topic.
 
-        Each group counts with all queues: one that finds messages by their names opens a queue when it needs it.
+        Each group counts with all queues: a group that finds messages by their names opens a queue when it needs it.
         """
         known = self._state.known
         used = known.count_with(key.topic, queues)
@@ -147,11 +148,11 @@ class GroupJournalWriter:
             raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")
 
     def stored(self, key: Key) -> GroupQueueState | None:
-        """Return the stored state of *key*, None if it was dropped; do not change or keep it."""
+        """Return the stored state of *key*; None if it was dropped. Do not change or keep it."""
         return self._state.get(key) if key not in self._dropped else None
 
     def is_applied(self, key: Key) -> bool:
-        """Return whether the stored state of *key* has all that was noted."""
+        """Return whether the stored state of *key* includes everything that was noted."""
         return key not in self._pending and self._unsure.get(key, 0) <= self._state.applied
 
     @property
@@ -184,7 +185,7 @@ class GroupJournalWriter:
     def begin(self, key: Key, offset: int, reached: int = -1, marks: int = 0) -> None:
         """Note that the queue begins at *offset*, and has no other state.
 
-        Its group has *reached* that position, and has *marks*.
+        *reached* is the position that its group has reached, *marks* are the group's marks.
         """
         self._get(key).replace(whole(offset, (), reached, marks))
         self._know(key)
@@ -208,13 +209,13 @@ class GroupJournalWriter:
         """Note later that a group has found all its messages before log position *position*.
 
         The notes about these messages must be durable first: if a power failure lost one of them and kept the position,
-        its message would be lost. So `note_reached` writes the position once they are.
+        the message would be lost. So `note_reached` writes the position once they are durable.
         """
         self._reaching[key] = position
         self._commit_soon()
 
     def note_reached(self) -> None:
-        """Note the positions of `reach` whose turn it is."""
+        """Note the positions passed to `reach` whose earlier notes are durable."""
         self._find_lost()
         while self._reached and self._reached[0][0] <= self._store.flusher.durable:
             for key, position in self._reached.popleft()[1].items():
@@ -227,7 +228,7 @@ class GroupJournalWriter:
 
     @property
     def has_reached(self) -> bool:
-        """Whether there is something for `note_reached`, now or later."""
+        """Whether `note_reached` has work, now or later."""
         return bool(self._reaching or self._reached)
 
     def is_durable(self, key: Key) -> bool:
@@ -235,25 +236,25 @@ class GroupJournalWriter:
         return self.is_applied(key) and self._state.applied <= self._store.flusher.durable
 
     def drop(self, keys: Collection[Key]) -> None:
-        """Drop the state of *keys*; what begins again before that is applied has none of it.
+        """Drop the state of *keys*. A queue that begins again before the drop is applied has none of that state.
 
-        Many are noted in several turns, with `drop_some`; until then a restart has them again.
+        Many are noted in several turns, with `drop_some`; a restart before that restores them.
         """
         for key in keys:
             self._state.known.discard(key)
             self._sources.pop(key, None)
-        found = dict.fromkeys(key for key in keys if key in self._numbers or self._state.get(key) is not None)
-        self._dropped.update(found)
-        self._undropped.update(found)
+        known = dict.fromkeys(key for key in keys if key in self._numbers or self._state.get(key) is not None)
+        self._dropped.update(known)
+        self._undropped.update(known)
         self.drop_some()
 
     @property
     def has_undropped(self) -> bool:
-        """Whether queues were dropped that are not noted yet."""
+        """Whether there are dropped queues that are not noted yet."""
         return bool(self._undropped)
 
     def drop_some(self) -> None:
-        """Note some of the queues that were dropped."""
+        """Note some of the dropped queues."""
         for key in list(islice(self._undropped, DROPS_A_TURN)):
             del self._undropped[key]
             self._noted_settling.pop(key, None)
@@ -269,8 +270,8 @@ class GroupJournalWriter:
     def settle(self, key: Key, offsets: Sequence[int], began: int) -> list[tuple[Journal, bytes]]:
         """Return the notes for `Broker.publish_all` that acknowledge the messages at *offsets*.
 
-        All earlier notes are written to the log first. If a power failure loses those but not these, the queue is
-        restored as it *began*: every message from there on is delivered again, except these.
+        All earlier notes are written to the log first. If a power failure loses them but not these notes, the queue is
+        restored as it *began*: every message from there on is delivered again, except the acknowledged ones.
         """
         first = head(self._get(key).number, key)
         self._write_notes()
@@ -318,7 +319,7 @@ class GroupJournalWriter:
         self._find_lost()
         pending, self._pending = self._pending, {}
         if pending:
-            self._expected = NEVER  # until everything below is appended
+            self._expected = NEVER  # until all notes below are appended
             self._unsure.update(dict.fromkeys(pending, NEVER))
             for each in pending.values():
                 for note in self._encode(each):
@@ -358,12 +359,12 @@ class GroupJournalWriter:
                 self._again(key)
 
     def try_again(self) -> None:
-        """Write what could not be written, if the store accepts it now."""
+        """Write the notes that could not be written before, if the store accepts them now."""
         self._find_lost()
         for key in list(islice(self._dropped, DROPS_A_TURN)):
             del self._dropped[key]
             if key in self._undropped or not self.is_applied(key):
-                self._dropped[key] = None  # after those that were not looked at yet
+                self._dropped[key] = None  # after the queues that were not looked at yet
         if self._pending:
             self._store.committer.commit_soon()
 
@@ -389,7 +390,7 @@ class GroupJournalWriter:
             pending.replace(whole(*source.state()))
 
     def must_note_settled(self, key: Key) -> bool:
-        """Return whether messages settled by an atomic group must be noted again: a later note says unsettled."""
+        """Return whether messages settled by an atomic group must be noted again: a later note calls them unsettled."""
         return key in self._noted_settling
 
     def _note_again(self, queue: GroupQueueState) -> bool:

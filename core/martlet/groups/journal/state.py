@@ -1,7 +1,7 @@
 """The durable state of shared groups: a projection over notes in a journal.
 
-`GroupState` applies the notes (`journal_writer.py`) when they are readable and is all that remains after a restart: for
-each queue, which messages are unsettled, since when and for how long each is leased, and how often it was delivered.
+`GroupState` applies the notes (`journal_writer.py`) when they are readable, and is the only state that remains after a
+restart: for each queue the unsettled messages, with start and length of each lease, and the number of deliveries.
 Holders are not stored: after a restart a message is acknowledged by its handle (offset and generation), or it returns
 when its lease expires.
 """
@@ -44,12 +44,12 @@ UNKNOWN: Final = LeaseState(0, 0, 0)
 UNKNOWN_MAX: Final = 1_000_000
 # Turns of the event loop for which `roll` waits for pending changes in a group.
 ROLL_TURNS: Final = 1000
-Name: TypeAlias = tuple[str, str]  # of a group: its scope and its name
+Name: TypeAlias = tuple[str, str]  # (scope, name) of a group
 
 
 @final
 class KnownQueues:
-    """A set of queues, those that have a state, found by group and by topic.
+    """The queues that have a state, found by group and by topic.
 
     The queues of a group on a topic are the bits of one number.
     """
@@ -57,9 +57,10 @@ class KnownQueues:
     def __init__(self) -> None:
         self._topics: dict[str, dict[Name, int]] = {}
         self._groups: dict[Name, dict[str, None]] = {}  # the topics of each group
-        self._counts: dict[str, int] = {}  # of queues, by topic
+        self._counts: dict[str, int] = {}  # number of queues by topic
         self._count = 0
-        # The queues of each topic, as far as they were said, and how many queues groups may still open on these.
+        # The number of queues of each topic, as far as it was given, and the number that groups may still open on these
+        # topics.
         self._queues: dict[str, int] = {}
         self._missing = 0
 
@@ -103,7 +104,7 @@ class KnownQueues:
             self._queues.pop(topic, None)
 
     def _forget(self, topic: str, name: Name) -> None:
-        """Note that a group has nothing on *topic* any more."""
+        """Note that a group has no queues on *topic* any more."""
         topics = self._groups[name]
         del topics[topic]
         if not topics:
@@ -133,7 +134,7 @@ class KnownQueues:
         return list(self._groups)
 
     def count_with(self, topic: str, queues: int) -> int:
-        """Return how many queues there are if each group has all queues: *queues* on *topic*, and those said before."""
+        """Return the number of queues if each group has all: *queues* on *topic*, and the numbers given before."""
         if topic in self._topics:
             before = self._missing_on(topic)
             self._queues[topic] = queues
@@ -141,11 +142,11 @@ class KnownQueues:
         return self._count + self._missing
 
     def _missing_on(self, topic: str) -> int:
-        """Return how many queues the groups on *topic* do not have yet; 0 if its queues were never said."""
+        """Return the number of queues that the groups on *topic* do not have yet; 0 if its number was never given."""
         return max(len(self._topics.get(topic, ())) * self._queues.get(topic, 0) - self._counts.get(topic, 0), 0)
 
     def count_of(self, scope: str, group: str, topic: str) -> int:
-        """Return how many queues a group has on *topic*."""
+        """Return the number of queues that a group has on *topic*."""
         return self._topics.get(topic, {}).get((scope, group), 0).bit_count()
 
     def of(self, scope: str, group: str, topic: str) -> list[Key]:
@@ -170,7 +171,8 @@ class GroupQueueState:
 
     Messages below ``next`` that are not in ``leases`` are settled. ``since`` is the position of the oldest record that
     contributes to the present state. ``reached`` is the log position from which on the group looks for messages, if it
-    finds them by their names; the first queue has it, others -1. That queue also has the group's ``marks``.
+    finds them by their names; it is kept with the first queue, others have -1. The first queue also has the group's
+    ``marks``.
     """
 
     __slots__ = ("edition", "key", "leases", "marks", "next", "number", "reached", "since")
@@ -257,9 +259,9 @@ def whole(
 
 @final
 class GroupState:
-    """The projection (martlet.state.Projection).
+    """The projection of group notes (martlet.state.Projection).
 
-    ``settled`` is called with the messages that an atomic group acknowledges, once it is readable.
+    ``settled`` is called with the messages that an atomic group acknowledges, once that group is readable.
     """
 
     def __init__(self, topic: str) -> None:
@@ -270,7 +272,7 @@ class GroupState:
         self.note_again: Callable[[GroupQueueState], bool] | None = None
         # Called with each queue that a note has dropped.
         self.was_dropped: Callable[[Key], None] | None = None
-        # The queues with a state; `GroupJournalWriter` adds and removes those whose notes are not applied yet.
+        # The queues with a state; `GroupJournalWriter` adds and removes queues whose notes are not applied yet.
         self.known = KnownQueues()
         self._queues: dict[int, GroupQueueState] = {}
         self._numbers: dict[Key, int] = {}

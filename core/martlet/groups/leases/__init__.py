@@ -1,1 +1,1 @@
-"""Who holds which message, and until when; pure logic without a clock."""
+"""Leases: the holder of each message, and their deadlines; pure logic without a clock."""

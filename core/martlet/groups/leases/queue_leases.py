@@ -1,10 +1,10 @@
-"""Shared consumption of one queue: which consumer holds which message, until when, and what is delivered again.
+"""Shared consumption of one queue: the holder of each message, its deadline, and its redelivery.
 
 Pure logic over numbers, without I/O or clock. At any time a message is in one of five states: never delivered (from
 `LeaseTable.next` on), held by one holder until a deadline, waiting to be delivered again (at once, or not before a
-time), dead (its deliveries are used up; it must become a dead letter), or settled. `table.py` has what is known
-of a queue, what waits, and the deadlines; here are the rules that change the state of a message. `journal/state.py`
-preserves it across restarts.
+time), dead (its deliveries are used up; it must become a dead letter), or settled. `table.py` has the state of a queue,
+the waiting messages, and the deadlines; this module has the rules that change the state of a message.
+`journal/state.py` preserves it across restarts.
 
 Each delivery has a *generation*: its time in ms. Offset and generation form a handle by which anyone may settle the
 message, over any connection. A counter instead of a time would produce the same handles again after a restart.
@@ -24,13 +24,14 @@ from martlet.groups.leases.table import DEAD_DELIVERIES, STALE_TIMERS_MIN, Lease
 
 __all__ = ["Leases"]
 
-# Of `lapse`: no limit.
+# The argument of `lapse` for no limit.
 ALL: Final = 1 << 62
 
 
 @final
 class Leases:
-    """The messages of one queue, distributed to holders: ``table`` and ``returns`` say what is where.
+    """The messages of one queue, distributed to holders: ``table`` has their states, ``returns`` the returned
+    messages.
 
     Args:
       first: the offset to begin with; everything below is settled.
@@ -48,7 +49,7 @@ class Leases:
         self.returns = LeaseReturns(self.table)
         self._timers = LeaseTimers()
         self._dead: dict[int, None] = {}
-        self.looked_at = 0  # ends of leases that `lapse` has looked at, some of them of settled messages
+        self.looked_at = 0  # ends of leases that `lapse` has checked, including those of settled messages
 
     def restore(
         self,
@@ -72,7 +73,7 @@ class Leases:
 
     @property
     def waiting(self) -> int:
-        """How many messages can be delivered again now."""
+        """The number of messages that can be delivered again now."""
         return len(self.returns.available)
 
     # deliveries
@@ -87,11 +88,11 @@ class Leases:
     ) -> None:
         """Lease new messages to *holder*: ascending offsets, all >= `LeaseTable.next`, at most `LeaseTable.room`.
 
-        *until* is infinity for a lease that never expires; *length_s* is how long it holds in all. Offsets skipped
-        between them are for nobody and count as settled.
+        *until* is infinity for a lease that never expires; *length_s* is its total length. Offsets skipped between them
+        are for nobody and count as settled.
 
         Raises:
-          LocalProtocolError: an offset was delivered before, or there are more than the room.
+          LocalProtocolError: an offset was delivered before, or there are more offsets than the room.
         """
         table = self.table
         if len(offsets) > table.window - len(table.order):
@@ -110,7 +111,7 @@ class Leases:
         self.returns.parked.update(dict.fromkeys(offsets))
 
     def skip_to(self, offset: int) -> None:
-        """Count everything from `LeaseTable.next` up to *offset* as settled: nothing there is for anybody."""
+        """Count all messages from `LeaseTable.next` up to *offset* as settled: none of them is for anybody."""
         if offset > self.table.next:
             self.table.next = offset
             self.table.trim()
@@ -159,7 +160,7 @@ class Leases:
         if not held:
             del table.by_holder[holder]
         if order[0] == offset and len(order) > 1 and order[1] in slots:
-            # The usual case of `forget_settled`: the lowest one is settled, and the next one is not.
+            # The usual case of `forget_settled`: the lowest message is settled, and the next one is not.
             order.popleft()
             table.low = order[0]
             if self._timers.count > STALE_TIMERS_MIN + 2 * len(slots):
@@ -189,7 +190,7 @@ class Leases:
         return settled
 
     def ack_held(self, holder: Hashable, offsets: Sequence[int]) -> Sequence[int]:
-        """Settle those messages at *offsets* that *holder* holds; return their offsets.
+        """Settle the messages at *offsets* that *holder* holds; return their offsets.
 
         Consecutive offsets of a first delivery take 0.2 us each.
         """
@@ -219,7 +220,8 @@ class Leases:
     def renew(
         self, holder: Hashable, offset: int, until: float, generation: int = 0, length_s: float = math.inf
     ) -> bool:
-        """Set the end of the lease to *until*, earlier or later than before; return False if *holder* does not hold it.
+        """Set the end of the lease to *until*, earlier or later than before; return False if *holder* does not hold
+        it.
 
         The lease gets *generation*, or the next one if that is not newer.
         """
@@ -249,7 +251,7 @@ class Leases:
         return True
 
     def end_settling(self, offset: int, *, done: bool) -> Hashable | None:
-        """Settle the message at *offset* if *done*, else leave it with its holder; return that one or None."""
+        """Settle the message at *offset* if *done*, else leave it with its holder; return the holder, or None."""
         lease = self.table.slots.get(offset)
         if lease is None or not lease.settling:
             return None
@@ -271,9 +273,9 @@ class Leases:
     def give_back_all(
         self, holder: Hashable, offsets: Sequence[int], at: float = -math.inf, *, counts: bool = True
     ) -> list[int]:
-        """Make those messages at *offsets* available again that *holder* holds; return their offsets.
+        """Make the messages at *offsets* that *holder* holds available again; return their offsets.
 
-        Unless this *counts*, none of them is dead afterwards, however often it was delivered.
+        Unless this *counts*, none of them is dead afterwards, whatever its number of deliveries.
         """
         back: list[int] = []
         for lease, run in groupby(dict.fromkeys(offsets), self.table.slots.get):
@@ -305,7 +307,7 @@ class Leases:
         self.returns.offer_alike(lease, offsets)
 
     def give_up(self, holder: Hashable, offsets: Sequence[int]) -> list[int]:
-        """Make those messages at *offsets* dead that *holder* holds; return their offsets."""
+        """Make the messages at *offsets* that *holder* holds dead; return their offsets."""
         given: list[int] = []
         for offset in offsets:
             lease = self.table.find(holder, offset)
@@ -318,10 +320,10 @@ class Leases:
     # time
 
     def lapse(self, now: float, lost: list[Hashable] | None = None, most: int = ALL) -> int:
-        """End expired leases; return how many more messages than before can be delivered.
+        """End expired leases; return the number of messages that became available.
 
-        Each holder is added to *lost* once per message that it lost. About *most* leases are looked at; if more are
-        due, `deadline` is in the past afterwards.
+        Each holder is added to *lost* once per message that it lost. About *most* leases are checked; if more are due,
+        `deadline` is in the past afterwards.
         """
         timers, before, end = self._timers, self.waiting, self.looked_at + most
         while timers.heap and timers.heap[0][0] <= now and self.looked_at < end:
@@ -376,7 +378,7 @@ class Leases:
         del self._dead[offset]
         self._settle(offset)
 
-    # inside
+    # internals
 
     def _let_go(self, lease: Lease, offset: int) -> None:
         self.table.release(lease.holder, offset)

@@ -1,8 +1,8 @@
-"""Which messages of one queue a shared group has not settled, and who holds them.
+"""The unsettled messages of one queue of a shared group, and their holders.
 
-Everything below `LeaseTable.low` is settled: that is the offset that a group commits. Messages settled above it are
-tracked here, too. `LeaseReturns` has the messages that the group has taken back, `LeaseTimers` when to look at
-which leases.
+Everything below `LeaseTable.low` is settled: this is the offset that a group commits. Messages settled above it are
+tracked here, too. `LeaseReturns` has the messages that returned to the group, `LeaseTimers` the times of the next check
+of each lease.
 """
 
 import heapq
@@ -18,7 +18,7 @@ SETTLED_MIN: Final = 64
 # Notes and snapshots mark a dead message with this number of deliveries.
 DEAD_DELIVERIES: Final = 1 << 20
 STALE_TIMERS_MIN: Final = 64
-# Leases that end at one time and have one entry: `Leases.lapse` ends them without looking at its limit.
+# Leases that end at one time and share one entry: `Leases.lapse` ends them without checking its limit.
 ENDED_TOGETHER: Final = 256
 
 
@@ -26,8 +26,8 @@ ENDED_TOGETHER: Final = 256
 class Lease:
     """A message that is delivered and not settled; without a ``holder`` it is waiting or dead.
 
-    The messages of a first delivery have one lease together, and so have restored ones that are alike. It never changes
-    (``shared``); a message whose state changes gets its own first.
+    The messages of a first delivery share one lease, and so do restored messages that are alike. A shared lease never
+    changes (``shared``); a message whose state changes gets its own first.
     """
 
     __slots__ = ("before", "dead", "deliveries", "generation", "holder", "length_s", "settling", "shared", "until")
@@ -51,17 +51,17 @@ class Lease:
         self.dead = False
         # An acknowledgement is in the current commit: only its result or the deadline may change the state now.
         self.settling = False
-        self.before = until  # the deadline without it
+        self.before = until  # the deadline without the acknowledgement
 
 
 @final
 class LeaseTable:
-    """The messages of one queue that are tracked; only `martlet.groups.leases.queue_leases` changes it.
+    """The tracked messages of one queue; only `martlet.groups.leases.queue_leases` changes it.
 
     Args:
       first: the offset to begin with; everything below is settled.
-      window: the maximum number of messages tracked; limits memory. Those are the unsettled ones, and settled ones
-        after an unsettled one: at most as many, and `SETTLED_MIN` more.
+      window: the maximum number of messages tracked; limits memory. It counts unsettled messages and settled ones after
+        an unsettled one: at most as many, and `SETTLED_MIN` more.
     """
 
     __slots__ = ("by_holder", "low", "next", "order", "slots", "window")
@@ -75,21 +75,21 @@ class LeaseTable:
         self.order: deque[int] = deque()
         self.by_holder: dict[Hashable, dict[int, None]] = {}
 
-    # what is known
+    # queries
 
     @property
     def room(self) -> int:
-        """How many messages may be delivered for the first time now."""
+        """The number of messages that may be delivered for the first time now."""
         return self.window - len(self.order)
 
     @property
     def size(self) -> int:
-        """How many messages are tracked; at most the window."""
+        """The number of tracked messages; at most the window."""
         return len(self.order)
 
     @property
     def unsettled(self) -> int:
-        """How many messages are delivered and not settled."""
+        """The number of messages that are delivered and not settled."""
         return len(self.slots)
 
     def is_settled(self, offset: int) -> bool:
@@ -107,18 +107,18 @@ class LeaseTable:
 
     def held_by_deliveries(self, holder: Hashable) -> dict[int, list[int]]:
         """Return the offsets that *holder* holds, by the number of their deliveries."""
-        found: dict[int, list[int]] = {}
+        by_deliveries: dict[int, list[int]] = {}
         for offset in self.by_holder.get(holder, ()):
-            found.setdefault(self.slots[offset].deliveries, []).append(offset)
-        return found
+            by_deliveries.setdefault(self.slots[offset].deliveries, []).append(offset)
+        return by_deliveries
 
     def deliveries(self, offset: int) -> int:
-        """Return how often the message at *offset* was delivered; 0 if it is settled or never was."""
+        """Return the number of deliveries of the message at *offset*; 0 if it is settled or was never delivered."""
         lease = self.slots.get(offset)
         return lease.deliveries if lease is not None else 0
 
     def generation(self, offset: int) -> int:
-        """Return the generation of the newest delivery of the message at *offset*; 0 if it is settled or never was."""
+        """Return the generation of the newest delivery of the message at *offset*; 0 if there is no lease."""
         lease = self.slots.get(offset)
         return lease.generation if lease is not None else 0
 
@@ -135,22 +135,22 @@ class LeaseTable:
     def unsettled_leases(self) -> list[tuple[int, float, int, int, float]]:
         """Return for each unsettled message, ascending: offset, deadline, deliveries, generation, length in seconds.
 
-        The length is that of the whole lease, infinity if nobody said it, and -1 if nobody holds the message.
+        The length is that of the whole lease: infinity if it is unknown, -1 if nobody holds the message.
         """
-        found: list[tuple[int, float, int, int, float]] = []
+        leases: list[tuple[int, float, int, int, float]] = []
         for offset in self.order:
             lease = self.slots.get(offset)
             if lease is not None:
                 length_s = lease.length_s if lease.holder is not None else -1
-                found.append((offset, lease.until, lease.deliveries, lease.generation, length_s))
-        return found
+                leases.append((offset, lease.until, lease.deliveries, lease.generation, length_s))
+        return leases
 
     @property
     def is_settling(self) -> bool:
         """Whether the result of an acknowledgement is pending."""
         return any(lease.settling for lease in self.slots.values())
 
-    # what changes
+    # changes
 
     def add(self, lease: Lease, offsets: Sequence[int]) -> None:
         """Track messages at *offsets*, which ascend and are beyond all others, with one shared *lease*."""
@@ -162,7 +162,7 @@ class LeaseTable:
         self.low = self.order[0]
 
     def insert(self, lease: Lease, offsets: Sequence[int]) -> None:
-        """Track messages at *offsets* again, which were settled, with one shared *lease* that nobody holds."""
+        """Track settled messages at *offsets* again, with one shared *lease* that nobody holds."""
         self.slots.update(dict.fromkeys(offsets, lease))
         self.order = deque(sorted(self.slots))
         self.low = self.order[0]
@@ -178,7 +178,7 @@ class LeaseTable:
         return self.own(lease, offset)
 
     def own(self, lease: Lease, offset: int) -> Lease:
-        """Return a lease of the message at *offset* alone."""
+        """Return a lease that only the message at *offset* has."""
         if lease.shared:
             own = Lease(lease.holder, lease.until, lease.generation, lease.length_s, lease.deliveries)
             self.slots[offset] = own
@@ -200,7 +200,7 @@ class LeaseTable:
         self.low = order[0] if order else self.next
 
     def forget_settled(self) -> None:
-        """Track less, after messages were settled: one that is not must not fill the window with those after it."""
+        """Stop tracking settled messages where one unsettled message would fill the window with them."""
         slots, order = self.slots, self.order
         if order[0] not in slots:
             self.trim()
@@ -210,7 +210,7 @@ class LeaseTable:
 
 @final
 class LeaseReturns:
-    """Messages that were taken back and can be delivered again, now or, if parked, once somebody may take them."""
+    """Returned messages, which can be delivered again: now or, if parked, once a member may take them."""
 
     __slots__ = ("_table", "available", "newest", "parked")
 
@@ -218,7 +218,7 @@ class LeaseReturns:
         self._table = table
         self.available: list[int] = []  # a heap
         self.parked: dict[int, None] = {}
-        self.newest = 0  # the highest generation of all messages that returned
+        self.newest = 0  # the highest generation of all returned messages
 
     def has(self, offset: int) -> bool:
         """Return whether the message at *offset* can be delivered again now."""
@@ -226,9 +226,9 @@ class LeaseReturns:
         return lease is not None and lease.holder is None and not lease.dead and lease.until == -math.inf
 
     def run(self, most: int) -> tuple[int, int]:
-        """Return the first offset that `Leases.hand_again` would return, and how many it would return without a gap.
+        """Return the first offset that `Leases.hand_again` would return, and how many from there without a gap.
 
-        At most *most*, and only messages that were delivered equally often.
+        At most *most*, and only messages with the same number of deliveries.
         """
         slots = self._table.slots
         first = end = self.available[0]
@@ -239,14 +239,14 @@ class LeaseReturns:
 
     def first(self, count: int) -> list[int]:
         """Return the first *count* offsets that `Leases.hand_again` would return, oldest first."""
-        heap, found = self.available, list[int]()
+        heap, offsets = self.available, list[int]()
         nodes = [(heap[0], 0)] if heap else []
-        while nodes and len(found) < count:
+        while nodes and len(offsets) < count:
             offset, node = heapq.heappop(nodes)
-            found.append(offset)
+            offsets.append(offset)
             for child in range(2 * node + 1, min(2 * node + 3, len(heap))):
                 heapq.heappush(nodes, (heap[child], child))
-        return found
+        return offsets
 
     def offer(self, lease: Lease, offset: int) -> None:
         """Make the message at *offset*, which has its own *lease*, available."""
@@ -256,7 +256,7 @@ class LeaseReturns:
         heapq.heappush(self.available, offset)
 
     def offer_alike(self, lease: Lease, offsets: Sequence[int]) -> None:
-        """Make messages available that have one shared *lease*, which says so already."""
+        """Make messages available that share one *lease*, whose state is already set."""
         self.newest = max(self.newest, lease.generation)
         self.available += offsets
         heapq.heapify(self.available)
@@ -278,7 +278,7 @@ class LeaseReturns:
 class LeaseTimers:
     """Timers of offsets, of which some are *stale*: the message was settled, or has another deadline by now.
 
-    It does not grow with leases that are settled early.
+    Leases that are settled early do not make it grow.
 
     ``heap`` has a time and its offsets in each entry, ``count`` is the number of all offsets in it.
     """
@@ -290,7 +290,7 @@ class LeaseTimers:
         self.count = 0
 
     def add(self, at: float, offsets: tuple[int, ...]) -> None:
-        """Have `Leases.lapse` look at *offsets* from *at* on."""
+        """Make `Leases.lapse` check *offsets* from *at* on."""
         heapq.heappush(self.heap, (at, offsets))
         self.count += len(offsets)
 
@@ -306,7 +306,7 @@ class LeaseTimers:
         return offsets
 
     def forget_stale(self, leases: Mapping[int, Lease]) -> None:
-        """Set the timers of *leases* anew before stale ones outnumber them."""
+        """Recreate the timers of *leases* before stale ones outnumber them."""
         if self.count <= STALE_TIMERS_MIN + 2 * len(leases):
             return
         ends: dict[float, list[int]] = {}

@@ -1,1 +1,1 @@
-"""The queues of a shared group: where each is, what is free in it, and who waits for it."""
+"""The queues of a shared group: the group's place in each, its messages, and the members that wait for them."""

@@ -1,9 +1,10 @@
 """Finds the messages of a shared group by their names.
 
 A group that takes only some names of a topic does not read its queues: it would look at the messages of all names, and
-each message would cost as much as there are groups. Instead it has a cursor in the feed of its protocol, which brings
-those messages that the group's topic filter matches, at the tail and behind it, for all groups and sessions in one pass
-over the log. The group takes only their places from the cursor, when a member has room, and reads what it delivers.
+each message would cost as much as there are groups. Instead it has a cursor in the feed of its protocol, which finds
+the messages that match the group's topic filter, at the tail and behind it, for all groups and sessions in one pass
+over the log. The group takes only their places from the cursor, when a member has room, and reads the messages that it
+delivers.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +18,16 @@ from martlet.store import ReadResult
 
 __all__ = ["FOUND_MAX", "Finder", "FoundMessage", "MessageSelection", "choose", "cut_at"]
 
-# Messages of a group that were found and could not be delivered, because too many of their queue are unsettled.
+# Messages of a group that were found and could not be delivered, because too many messages of their queue are
+# unsettled.
 FOUND_MAX: Final = 1024
-# Size of the messages that the cursor has found and no member has taken; at this size it waits.
+# Size of the messages that the cursor has found and no member has taken; at this size the cursor waits.
 PENDING_BYTES: Final = 1 << 18
 TAKEN_BYTES: Final = 1 << 18
 
 
 class MessageSelection(NamedTuple):
-    """Which messages a group takes: those of *feed* that *topic_filter* matches and for which *condition* holds."""
+    """The messages that a group takes: messages of *feed* that match *topic_filter* and for which *condition* holds."""
 
     feed: Feed
     topic_filter: str
@@ -33,7 +35,7 @@ class MessageSelection(NamedTuple):
 
 
 class FoundMessage(NamedTuple):
-    """The place of a message."""
+    """The place of a message that was found."""
 
     queue_id: int
     offset: int
@@ -44,7 +46,7 @@ class FoundMessage(NamedTuple):
 class Finder:
     """Finds messages of *topic* by their *names*, from *start* on, a position in the log.
 
-    It does so between `go_on` and `pause`; *wake* is called when there may be something to take.
+    Messages are found between `go_on` and `pause`; *wake* is called when there may be messages to take.
     """
 
     __slots__ = ("_cursor", "_names", "_start", "_topic", "_wake")
@@ -57,7 +59,7 @@ class Finder:
         self._cursor: Cursor | None = None
 
     def go_on(self) -> None:
-        """Find messages.
+        """Begin or continue to find messages.
 
         Raises:
           Refused: the feed may not be read.
@@ -67,7 +69,7 @@ class Finder:
             self._cursor = feed.for_groups.open(self._wake, {topic_filter: None}, self._start, PENDING_BYTES)
 
     def pause(self) -> None:
-        """Hold nothing, and find nothing more until `go_on`."""
+        """Drop the messages found and stop finding until `go_on`."""
         if self._cursor is not None:
             self._start = self.position
             self._cursor.close()
@@ -75,7 +77,7 @@ class Finder:
 
     @property
     def has_found(self) -> bool:
-        """Whether there is something to take."""
+        """Whether there are messages to take."""
         return self._cursor is not None and self._cursor.has_pending
 
     @property
@@ -85,24 +87,24 @@ class Finder:
 
     def take(self, count: int) -> list[FoundMessage]:
         """Return the next *count* messages at most, in log order."""
-        found: list[FoundMessage] = []
+        messages: list[FoundMessage] = []
         for run, _ in self._cursor.collect(TAKEN_BYTES, count) if self._cursor is not None else ():
             records = (each for each in run.records() if each.position >= self._start)
             if self._topic:
                 records = (each for each in records if each.topic_bytes == self._topic)
-            found += [FoundMessage(each.queue_id, each.queue_offset, each.position) for each in records]
-        return found
+            messages += [FoundMessage(each.queue_id, each.queue_offset, each.position) for each in records]
+        return messages
 
 
 def choose(result: ReadResult, offsets: Sequence[int], condition: Predicate | None) -> None:
-    """Leave in *result* only the messages at *offsets*, which ascend, for which *condition* holds."""
+    """Keep in *result* only the messages at *offsets*, which ascend, for which *condition* holds."""
     if condition is not None or offsets[-1] - offsets[0] != len(offsets) - 1:
         wanted = frozenset(offsets)
         _keep_only(result, lambda record: record.queue_offset in wanted and (condition is None or condition(record)))
 
 
 def cut_at(result: ReadResult, end: int) -> None:
-    """Leave in *result* only what is before offset *end*."""
+    """Keep in *result* only the messages before offset *end*."""
     if result.next_offset > end:
         result.next_offset = end
         _keep_only(result, lambda record: record.queue_offset < end)

@@ -1,4 +1,4 @@
-"""One group on one topic, for all of its parts: which it is, its rules, and the broker that it belongs to.
+"""The context of one group on one topic, for all of its parts: its key, its rules, and its broker.
 
 The parts form layers, and each refers only to those below it: `GroupContext`, `GroupMembers`, `GroupQueue` and
 `GroupQueues`, then `GroupSource`, `Settlement` and `Distribution`, and `SharedGroup` with all of them. So the owner's
@@ -23,7 +23,7 @@ __all__ = ["GroupContext", "Owner"]
 
 
 class Owner(Protocol):
-    """What all groups of a broker have in common, as one of them uses it; implemented by `SharedGroups`."""
+    """The parts that all groups of a broker share; implemented by `SharedGroups`."""
 
     store: Store
     topics: Topics
@@ -50,8 +50,8 @@ class Owner(Protocol):
 class GroupContext:
     """One group on one topic; without a *policy* it is a consumer group.
 
-    A group that is not stored yet begins with *marks* (`OWNS_TOPIC`, `AUTO_DELETE`). It counts
-    for *user*; None if that is the broker itself.
+    A group that is not stored yet begins with *marks* (`OWNS_TOPIC`, `AUTO_DELETE`). It counts for *user*; None for the
+    broker itself.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class GroupContext:
         self.policy = policy
         self.user = user
         known = owner.notes.stored(self.key(0))
-        is_known = known is not None and known.next <= topic.queue(0).next_offset  # else it is of a deleted topic
+        is_known = known is not None and known.next <= topic.queue(0).next_offset  # else of a deleted topic
         self.marks = known.marks if known is not None and is_known else marks
 
     @property
@@ -82,7 +82,7 @@ class GroupContext:
         return Key(self.policy.scope if self.policy is not None else "", self.group, self.topic.name, queue_id)
 
     def marks_of(self, queue_id: int) -> int:
-        """Return the marks that are stored with a queue: those of the group with its first one."""
+        """Return the marks stored with a queue: the group's marks for its first queue."""
         return self.marks if not queue_id else 0
 
     def times(self) -> tuple[float, int]:
@@ -91,7 +91,7 @@ class GroupContext:
 
     @property
     def leaving_counts(self) -> bool:
-        """Whether what a member held counts as failed when it leaves, or its lease ends."""
+        """Whether messages that a member held count as failed when it leaves, or its lease ends."""
         return self.policy is None or self.policy.leaving_counts
 
     @property
@@ -101,11 +101,11 @@ class GroupContext:
 
     @property
     def keeps_failed(self) -> bool:
-        """Whether no message dies, because its dead letter would be in the same topic, where it would fail again."""
+        """Whether no message becomes dead: its dead letter would be in the same topic, and fail there again."""
         return self.dead_letters == self.topic.name
 
     def deliveries_max(self) -> int:
-        """Return how often a message is delivered, 0 for no limit; the first delivery is not a retry."""
+        """Return the maximum number of deliveries of a message, 0 for no limit; the first delivery is not a retry."""
         if self.keeps_failed:
             return 0
         if self.policy is not None:

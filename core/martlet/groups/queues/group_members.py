@@ -1,4 +1,4 @@
-"""The members that compete for the messages of one group, and which of them is woken when there are some.
+"""The members that compete for the messages of one group, and the order in which they are woken.
 
 One member with credit is woken; if it leaves some messages, it wakes the next one. If a woken member does not collect
 within `STALL_S`, because its client reads slowly, the next one is woken instead.
@@ -55,22 +55,22 @@ class GroupMember(Protocol):
 
 @final
 class GroupMembers:
-    """The members of one group; ``gone`` says that they get no more messages, and are all woken to learn that."""
+    """The members of one group; if it is ``gone``, they get no more messages, and are all woken to learn that."""
 
     __slots__ = ("_by_holder", "_context", "by_turn", "choosing", "exclusive", "gone", "keepers", "stalled_at")
 
     def __init__(self, context: GroupContext) -> None:
         self._context = context
         self.gone = False
-        self.by_turn: OrderedDict[GroupMember, None] = OrderedDict()  # the one whose turn it is first
+        self.by_turn: OrderedDict[GroupMember, None] = OrderedDict()  # the member whose turn it is comes first
         self.choosing = 0  # members that take only some messages
         self.keepers = Keepers()
         self.exclusive: dict[GroupMember, None] = {}  # the first one gets everything
         self._by_holder: dict[Hashable, GroupMember] = {}
-        self.stalled_at = math.inf  # when to wake another member in place of one that has not collected
+        self.stalled_at = math.inf  # time to wake another member in place of one that has not collected
 
     def add(self, member: GroupMember) -> None:
-        """Take *member* in."""
+        """Add *member*."""
         self.by_turn[member] = None
         self._by_holder[member.holder] = member
         self.choosing += member.takes is not None
@@ -78,7 +78,7 @@ class GroupMembers:
             self.exclusive[member] = None
 
     def remove(self, member: GroupMember) -> bool:
-        """Forget *member*; return whether no other one has its holder."""
+        """Remove *member*; return whether no other member has its holder."""
         del self.by_turn[member]
         self.keepers.forget(member)
         self.choosing -= member.takes is not None
@@ -90,23 +90,23 @@ class GroupMembers:
 
     @property
     def sticky(self) -> Sticky | None:
-        """Which messages stay with one member; None if no message does."""
+        """The rule for messages that stay with one member; None if no message does."""
         policy = self._context.policy
         sticky = policy.sticky if policy is not None else None
         return sticky if sticky is not None and sticky.seen else None
 
     def in_turn(self) -> list[GroupMember]:
-        """Return those that may get messages, the one whose turn it is first."""
+        """Return the members that may get messages, the one whose turn it is first."""
         return [next(iter(self.exclusive))] if self.exclusive else list(self.by_turn)
 
     def give_credit(self, holder: Hashable, count: int = 1) -> None:
-        """Give credit back to the member with *holder*, if there is one."""
+        """Return credit to the member with *holder*, if there is one."""
         member = self._by_holder.get(holder)
         if member is not None:
             member.add_credit(count)
 
     def have_lost(self, holders: Iterable[Hashable]) -> None:
-        """Note that leases of *holders* ended, each one once for each lease."""
+        """Note that leases ended; *holders* has the holder of each."""
         for holder in holders:
             member = self._by_holder.get(holder)
             if member is not None:
@@ -139,7 +139,7 @@ class GroupMembers:
             if member.credit > 0 and not member.woken:
                 if not member.lapsed:
                     return member
-                # One that lost a lease and has been silent since may be dead.
+                # A member that lost a lease and has been silent since may be dead.
                 lapsed = lapsed or member
         return lapsed
 

@@ -1,4 +1,4 @@
-"""One queue of one shared group: its leases, what was found and read of it, and how its state is noted and counted."""
+"""One queue of one shared group: its leases, the messages found and read, and the notes and counts of its state."""
 
 import math
 from collections import deque
@@ -17,7 +17,7 @@ __all__ = ["RETURNED_AHEAD", "GroupQueue"]
 
 # Returned messages far behind the tail that are read ahead.
 RETURNED_AHEAD: Final = 8
-# Messages that were found are read together if no more than so many others are between two of them.
+# Messages that were found are read together if at most this many others are between two of them.
 NEAR: Final = 4
 
 
@@ -25,8 +25,8 @@ NEAR: Final = 4
 class GroupQueue:
     """One queue of one group.
 
-    It begins with nothing to read where the group's messages are found *by_name*, otherwise with the queue to read. Its
-    21 attributes are in one object, because each group has one for each queue.
+    It begins with nothing to read if the group's messages are found *by_name*, otherwise with the queue to read. Its 21
+    attributes are in one object, because each group has one for each queue.
     """
 
     __slots__ = (
@@ -71,26 +71,25 @@ class GroupQueue:
         # Messages that the group's finder has found and that were never delivered: offset and log position, ascending.
         self.found: deque[tuple[int, int]] = deque()
         self.reached = -1
-        self.timer_at = math.inf  # the earliest of its timers in the group
+        self.timer_at = math.inf  # the earliest timer of the queue that the group has
         # Offset -> end of its dead letter in the log, which is not flushed yet; ends ascend.
         self.unflushed: dict[int, int] = {}
         self.use(leases)
-        self.in_order = False  # somebody takes its messages in order
+        self.in_order = False  # whether a member takes its messages in order
         self.is_closed = False
         self.reader = QueueReader(context.owner.store.readers, self._was_read, RETURNED_AHEAD + 1)
 
     def use(self, leases: Leases) -> None:
         """Begin with *leases*."""
         self.leases = leases
-        self.failure: Refused | None = None  # for the next member that collects
+        self.failure: Refused | None = None  # an error for the next member that collects
         self.noted_next = leases.table.next
         self.began = leases.table.low
-        # What the broker counts of this queue, and the offset committed last.
+        # The broker's counts of this queue, and the offset committed last.
         self.counted = leases.table.size
         self.low = leases.table.low
         self.due = not self._by_name
-        # Of messages that are taken in order: those that were settled although an earlier one was not, and the attempt
-        # that took the last ones.
+        # Messages taken in order that were settled before an earlier one, and the attempt that took the last ones.
         self.early: dict[int, None] = {}
         self.attempt = ""
 
@@ -98,12 +97,12 @@ class GroupQueue:
         self.members.wake()
 
     def forget_read(self) -> None:
-        """Drop what a thread has read: no member is left, or the selection has changed."""
+        """Drop messages read by a thread: no member is left, or the selection has changed."""
         self.failure = None
         self.reader.forget_all()
 
     def find(self, offset: int, position: int) -> bool:
-        """Note that the group wants the message at *offset*; return False if it had it before."""
+        """Note that the group wants the message at *offset*; return False if that was noted before."""
         last = self.found[-1][0] if self.found else self.leases.table.next - 1
         if offset <= last:
             return False
@@ -113,15 +112,15 @@ class GroupQueue:
 
     def next_found(self, most: int) -> list[int]:
         """Return the offsets of the next messages that were found, up to *most* that are close to each other."""
-        found: list[int] = []
+        offsets: list[int] = []
         for offset, _ in islice(self.found, most):
-            if found and offset > found[-1] + NEAR:
+            if offsets and offset > offsets[-1] + NEAR:
                 break
-            found.append(offset)
-        return found
+            offsets.append(offset)
+        return offsets
 
     def forget_found(self, offset: int) -> int:
-        """Drop what was found before *offset*; return how many messages that are."""
+        """Drop messages found before *offset*; return their number."""
         count = 0
         while self.found and self.found[0][0] < offset:
             self.found.popleft()
@@ -129,7 +128,7 @@ class GroupQueue:
         return count
 
     def close(self) -> None:
-        """Drop what it has read, after its group has ended."""
+        """Drop the messages read, after its group has ended."""
         self.reader.close()
 
     def take_failure(self) -> None:
@@ -140,7 +139,7 @@ class GroupQueue:
 
     @property
     def is_active(self) -> bool:
-        """Whether there may be something to deliver: messages that were returned, that arrived, or an error."""
+        """Whether there may be something to deliver: returned messages, new messages, or an error."""
         return self.due or self.leases.waiting > 0 or self.failure is not None
 
     @property
@@ -153,14 +152,14 @@ class GroupQueue:
         return self.leases.table.unsettled > self.leases.waiting
 
     def note_early(self, offsets: Sequence[int]) -> None:
-        """Remember which of *offsets* were settled before an earlier message."""
+        """Remember the messages among *offsets* that were settled before an earlier message."""
         low, early = self.leases.table.low, self.early
         early.update(dict.fromkeys([offset for offset in offsets if offset > low]))
         for offset in [offset for offset in early if offset < low]:
             del early[offset]
 
     def account(self) -> None:
-        """Count what was leased and settled since the last call, and commit the group's offset."""
+        """Count the messages leased and settled since the last call, and commit the group's offset."""
         leases, context = self.leases, self.context
         size, before = leases.table.size, self.counted
         if size != before:
@@ -175,16 +174,16 @@ class GroupQueue:
     def state(self) -> tuple[int, list[tuple[int, LeaseState]], int, int]:
         """Return the next offset and every unsettled message, in the form of notes.
 
-        With them, what the group has reached, and its marks.
+        With them, the position that the group has reached, and its marks.
         """
         now, now_ms = self.context.times()
-        found: list[tuple[int, LeaseState]] = []
+        leases: list[tuple[int, LeaseState]] = []
         for offset, until, deliveries, generation, length_s in self.leases.table.unsettled_leases():
             # The same length as in the lease's own note: the clock may have been set since then.
             duration_ms = in_ms(length_s)
             if length_s < 0:  # returned: nobody has its handle, and it waits for its next delivery
                 generation = max(generation, now_ms)
                 duration_ms = max(round((until - now) * 1000), 0) if abs(until) < math.inf else 0
-            found.append((offset, LeaseState(generation, duration_ms, deliveries)))
+            leases.append((offset, LeaseState(generation, duration_ms, deliveries)))
         self.noted_next = self.leases.table.next
-        return self.leases.table.next, found, self.reached, self.context.marks_of(self.store_queue.queue_id)
+        return self.leases.table.next, leases, self.reached, self.context.marks_of(self.store_queue.queue_id)

@@ -1,6 +1,6 @@
-"""The queues of one shared group: opened as its topic has queues; which have something to deliver, and what is due.
+"""The queues of one shared group: opening them, the queues with messages to deliver, and their timers.
 
-A group begins on a queue with no leases, or with those that are stored (`first_leases`).
+A group begins on a queue with no leases, or with stored leases (`first_leases`).
 """
 
 import heapq
@@ -21,8 +21,7 @@ from martlet.store import Queue
 
 __all__ = ["RESTORED_A_TURN", "GroupQueues", "first_leases"]
 
-# Leases that are restored in a turn of the event loop, . The last queue of a turn is finished, so that a
-# turn may restore more.
+# Leases restored in a turn of the event loop. The last queue of a turn is finished, so that a turn may restore more.
 RESTORED_A_TURN: Final = per_slice(us=0.3)
 LAPSED_AT_START: Final = 512
 RESTORED: Final = "an earlier run"  # the holder of messages leased before the broker started
@@ -35,8 +34,8 @@ class GroupQueues:
     Args:
       start: where the group begins in a queue that it has never consumed.
       begun_at: the log position from which the group finds its messages by their names; -1 if it reads its queues.
-        Such a group gets a queue when it first finds a message there. The first queue of the topic records how far the
-        group has searched.
+        A group that finds messages gets a queue when it first finds one there. The first queue of the topic records the
+        position up to which the group has searched.
     """
 
     __slots__ = (
@@ -59,14 +58,14 @@ class GroupQueues:
         self._begun_at = begun_at
         self.by_queue: dict[int, GroupQueue] = {}
         self._unopened: dict[int, None] = {}  # queues with many stored leases, which `restore_some` opens one by one
-        # Those with something to deliver, and perhaps a few others, the next one first: no call looks at all queues.
+        # Queues with messages to deliver, and perhaps a few others, the next one first: no call looks at all queues.
         self.active: OrderedDict[GroupQueue, None] = OrderedDict()
         self.newest = 0  # the newest generation of a returned message
         self.with_dead: dict[GroupQueue, None] = {}  # queues with dead messages
-        self._timers: list[tuple[float, int]] = []  # a heap: when to look at the leases of which queue
+        self._timers: list[tuple[float, int]] = []  # a heap of (time to check the leases of a queue, queue id)
 
     def follow(self, *, new: bool = False) -> None:
-        """Use all present queues of the topic; *new* says that the group has never consumed it."""
+        """Use all present queues of the topic; *new*: the group has never consumed it."""
         context, left = self._context, RESTORED_A_TURN
         for queue_id in range(context.topic.read_queues):
             if queue_id in self.by_queue or queue_id in self._unopened:
@@ -83,7 +82,7 @@ class GroupQueues:
             self.open(queue_id, new=new)
 
     def open(self, queue_id: int, *, new: bool = False, first: int = -1) -> GroupQueue:
-        """Use a queue, and restore its stored leases; without any, it begins at offset *first* if that is given."""
+        """Use a queue, and restore its stored leases; without any, begin at offset *first* if that is given."""
         self._unopened.pop(queue_id, None)
         context, start = self._context, self._start if new else None
         store_queue, key = context.topic.queue(queue_id), context.key(queue_id)
@@ -96,14 +95,14 @@ class GroupQueues:
         return queue
 
     def begin_again(self, queue: GroupQueue) -> None:
-        """Begin anew with *queue*, where an administrator's reset of the group wants it."""
+        """Begin again with *queue*, at the offset to which an administrator has reset the group."""
         context = self._context
         context.owner.settled(queue.counted)
-        for member in self._members.by_turn:  # what they hold counts no more
+        for member in self._members.by_turn:  # the messages that they hold do not count any more
             if held := len(queue.leases.table.held(member.holder)):
                 member.add_credit(held)
         queue_id = queue.store_queue.queue_id
-        self.newest = max(self.newest, queue.leases.table.newest)  # handles of before are not valid any more
+        self.newest = max(self.newest, queue.leases.table.newest)  # earlier handles are not valid any more
         queue.use(
             first_leases(context, queue.store_queue, queue.key, None, -1, self._begun_at if queue_id == 0 else -1)
         )
@@ -112,7 +111,7 @@ class GroupQueues:
         queue.forget_read()
 
     def restore_some(self) -> int:
-        """Restore the stored leases of one queue that waits for that; return how many they are."""
+        """Restore the stored leases of one waiting queue; return their number."""
         if not self._unopened:
             return 0
         restored = self.open(next(iter(self._unopened))).leases.table.size
@@ -120,7 +119,7 @@ class GroupQueues:
         return restored
 
     def get(self, queue_id: int) -> GroupQueue | None:
-        """Return the queue with this id, whose stored leases are restored first."""
+        """Return the queue with this id; restores its stored leases first."""
         return self.open(queue_id) if queue_id in self._unopened else self.by_queue.get(queue_id)
 
     @property
@@ -130,13 +129,13 @@ class GroupQueues:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the stored state has all that was noted."""
+        """Whether the stored state includes everything that was noted."""
         return all(self._context.owner.notes.is_applied(queue.key) for queue in self.by_queue.values())
 
     def activate(self, queue: GroupQueue) -> bool:
-        """Note that *queue* may have something to deliver, or dead messages, or another deadline.
+        """Note that *queue* may have messages to deliver, dead messages, or another deadline.
 
-        Returns whether it has something to deliver.
+        Returns whether it has messages to deliver.
         """
         leases, is_active = queue.leases, queue.is_active
         if is_active:
@@ -151,7 +150,7 @@ class GroupQueues:
         return is_active
 
     def look_at_all(self) -> None:
-        """Let the next `Distribution.hand_out` look at all queues."""
+        """Let the next `Distribution.hand_out` check all queues."""
         for queue in self.by_queue.values():
             queue.due = True
             self.activate(queue)
@@ -162,7 +161,7 @@ class GroupQueues:
             queue.leases.deliveries_max = self._context.deliveries_max()
 
     def unpark(self) -> None:
-        """Make all parked messages available: somebody joined who may take them."""
+        """Make all parked messages available: a member joined that may take them."""
         for queue in self.by_queue.values():
             if queue.leases.returns.parked:
                 queue.leases.returns.unpark()
@@ -170,7 +169,7 @@ class GroupQueues:
 
     @property
     def deadline(self) -> float:
-        """When `take_due` has something."""
+        """The time of the next timer for `take_due`."""
         return self._timers[0][0] if self._timers else math.inf
 
     def take_due(self, now: float) -> Iterator[GroupQueue]:
@@ -196,7 +195,7 @@ class GroupQueues:
 def first_leases(
     context: GroupContext, queue: Queue, key: Key, start: Start | None, first: int, reached: int
 ) -> Leases:
-    """Return the leases of a group on *queue*, and note that it begins if nothing is stored.
+    """Return the leases of a group on *queue*; note that it begins if nothing is stored.
 
     Args:
       start: where to begin in a queue that the group has never consumed; None for the beginning of the queue.
@@ -248,8 +247,8 @@ def restore(context: GroupContext, leases: Leases, known: GroupQueueState, offse
 
 
 def _alike(leases: Mapping[int, LeaseState], first: int) -> Iterator[tuple[LeaseState, list[int]]]:
-    """Yield leases from offset *first* on in ascending order, those together that follow each other and are alike."""
-    found: list[int] = []
+    """Yield leases from offset *first* on in ascending order; consecutive, equal leases are together."""
+    offsets: list[int] = []
     state: LeaseState | None = None
     for offset in sorted(leases):
         if offset < first:
@@ -257,8 +256,8 @@ def _alike(leases: Mapping[int, LeaseState], first: int) -> Iterator[tuple[Lease
         each = leases[offset]
         if each is not state:
             if state is not None:
-                yield state, found
-            state, found = each, []
-        found.append(offset)
+                yield state, offsets
+            state, offsets = each, []
+        offsets.append(offset)
     if state is not None:
-        yield state, found
+        yield state, offsets

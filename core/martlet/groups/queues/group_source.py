@@ -1,7 +1,7 @@
-"""Where the messages of a shared group come from: its selection of the topic, or the names that its finder looks for.
+"""The source of a shared group's messages: its selection of the topic, or the names that its finder looks for.
 
-A group listens at the tail of its topic for what its selection may match, and reads its queues. One that takes only
-some names does not: its finder brings the places of messages, and only those are read.
+A group listens at the tail of its topic for messages that its selection may match, and reads its queues. A group that
+takes only some names does not: its finder returns the places of messages, and only these are read.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from martlet.store import Queue, ReadResult
 __all__ = ["GroupSource", "finds_from"]
 
 RUNS_AHEAD: Final = 4
-# The place of a queue's reader for messages never delivered; for a returned message it is the offset.
+# Key of a queue's reader for messages never delivered; for a returned message the key is the offset.
 UNREAD: Final = "unread"
-# How much of the log a group may look at again after the broker was killed, and after its last member left.
+# Bytes of the log that a group may search again after the broker was killed, and after its last member left.
 REACH_BYTES: Final = 64 << 20
 REACH_BYTES_AT_END: Final = 1 << 20
 
 
 def finds_from(context: GroupContext) -> int:
-    """Return the log position from which a group finds messages by their names: where it is stored to be.
+    """Return the log position from which a group finds messages by their names: its stored position.
 
     A new group begins with messages published from now on.
     """
@@ -40,7 +40,7 @@ def finds_from(context: GroupContext) -> int:
 
 @final
 class GroupSource:
-    """Wakes a group for new messages and reads them; `begin` starts that.
+    """Wakes a group for new messages and reads them, after `begin`.
 
     With *names*, it finds messages from log position *begun_at* on.
     """
@@ -88,7 +88,7 @@ class GroupSource:
         self._tail.listen(self)
 
     def end(self) -> None:
-        """Be woken no more."""
+        """Stop waking the group."""
         if self._tail is not None:
             self._tail.leave(self)
         self.pause()
@@ -103,7 +103,7 @@ class GroupSource:
         for queue in self._queues.by_queue.values():
             queue.forget_read()
             if self.finder is None:
-                queue.due = True  # the old selection may not have been woken by what the new one wants
+                queue.due = True  # the old selection may have ignored records that the new one selects
             self._queues.activate(queue)
 
     def arrived_at(self, store_queue: Queue) -> None:
@@ -122,12 +122,12 @@ class GroupSource:
             self.finder.go_on()
 
     def pause(self) -> None:
-        """Find nothing more until `go_on`."""
+        """Stop finding messages until `go_on`."""
         if self.finder is not None:
             self.finder.pause()
 
     def find(self, finder: Finder, count: int) -> None:
-        """Take up to *count* messages that were found, to their queues."""
+        """Move up to *count* messages that *finder* has found to their queues."""
         count = min(count, FOUND_MAX - self.parked)
         if count <= 0 or not finder.has_found:
             return
@@ -140,7 +140,7 @@ class GroupSource:
 
     @property
     def reached(self) -> int:
-        """The log position before which everything was found by names and delivered; -1 if the group does not do so."""
+        """The log position before which all was found by names and delivered; -1 if the group reads queues."""
         return self._reached(self.finder) if self.finder is not None else -1
 
     def _reached(self, finder: Finder) -> int:
@@ -154,7 +154,7 @@ class GroupSource:
             self._context.owner.notes.reach(self._context.key(0), self._reached(finder))
 
     def note_end(self) -> None:
-        """Note how far the group is, so that the next member need not look at what was published before.
+        """Note the position of the group, so that the next member need not search earlier messages.
 
         Until there is another member, the note tells whether messages wait (`UnusedGroups`, `Draining`).
         """
@@ -176,7 +176,7 @@ class GroupSource:
     # reading
 
     def read_new(self, queue: GroupQueue, member: GroupMember, count: int, budget_bytes: int) -> ReadResult | None:
-        """Read *count* messages that were never looked at; None if a thread must do that, or there are none."""
+        """Read *count* messages that were never checked; None if a thread must do that, or there are none."""
         selection, start = self.selection, queue.leases.table.next
         result = queue.reader.read(
             member.peer.start,
@@ -218,7 +218,7 @@ class GroupSource:
         return result
 
     def _read_ahead(self, queue: GroupQueue, member: GroupMember, first: int, count: int, budget_bytes: int) -> None:
-        """Have a thread read what follows a run of returned messages, too: more runs as long, or single messages."""
+        """Have a thread also read the messages after a run of returned ones: more runs as long, or single messages."""
         leases, end = queue.leases, first + count
         offsets: Sequence[int] = range(end, end + count * RUNS_AHEAD, count)
         if not leases.returns.has(end):

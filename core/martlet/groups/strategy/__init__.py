@@ -1,1 +1,1 @@
-"""Rules of a group: its policy, messages that stay with one member, and when a message comes again."""
+"""Rules of a group: its policy, messages that stay with one member, and the time of a redelivery."""

@@ -9,9 +9,9 @@ from martlet.groups.strategy.sticky import Sticky
 
 __all__ = ["AUTO_DELETE", "OWNS_TOPIC", "GroupPolicy"]
 
-# Marks of a group on a topic. The topic was created for the group, and goes with it if nothing else uses it.
+# Marks of a group on a topic. The topic was created for the group, and is deleted with it if nothing else uses it.
 OWNS_TOPIC: Final = 1
-# The group is personal: it goes with its last member.
+# The group is personal: it is deleted with its last member.
 AUTO_DELETE: Final = 2
 
 
@@ -27,9 +27,9 @@ class GroupPolicy(Struct, frozen=True):
         retries: a copy at its end would only fail again.
       leaving_counts: whether the redelivery of a message whose holder has left, or whose lease has ended, is a retry.
         If not, such a message is available again at once, and only `Member.nack` makes a message dead.
-      in_parts: whether all members with credit get a part of what has arrived. If not, one member gets all that it has
-        credit for, which costs less.
-      sticky: which messages stay with one member, in order; None if all of them may go to any member.
+      in_parts: whether all members with credit get a part of the new messages. If not, one member gets as many as its
+        credit allows, which costs less.
+      sticky: the rule for messages that stay with one member, in order; None if all may go to any member.
     """
 
     scope: str

@@ -1,8 +1,7 @@
 """The pause before a message is delivered again to a group that failed to process it.
 
 A pause that doubles up to a few seconds keeps a short outage of a consumer's database from turning a backlog into dead
-letters: RocketMQ's 16 retries take about a minute. It is far less than RocketMQ's own delay levels, which add up to
-hours and need a timer.
+letters: RocketMQ's 16 retries take about a minute. RocketMQ's own delay levels add up to hours, and need a timer.
 """
 
 from typing import Final
