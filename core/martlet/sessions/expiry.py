@@ -1,7 +1,7 @@
 """Ends sessions: at once, when their clients leave, or when they have been away for too long.
 
-A sweep checks every session each minute. It also notes what could not be noted when a client left, and how far
-connected clients got.
+A sweep checks every session each minute. It also notes departures that could not be noted when a client left, and the
+progress of connected clients.
 """
 
 import logging
@@ -29,13 +29,13 @@ LOOK_S: Final = 60.0
 OVERDUE_MS: Final = 3_600_000
 # Overdue sessions end one by one, all of them within this time.
 OVERDUE_S: Final = 86_400.0
-# If a client's filters match little, its position is noted each time it has advanced this far; otherwise it would have
-# to read much of the log again after a crash.
+# If a client's filters match little, its position is noted each time it has advanced by this distance; otherwise the
+# client would have to read much of the log again after a crash.
 DISTANCE_BYTES: Final = 64 << 20
-# A check of a session in a sweep; noting a session costs as much as checking LOOKS_A_NOTE of them.
+# Cost of checking a session in a sweep; noting a session costs as much as checking LOOKS_A_NOTE of them.
 LOOK_US: Final = 0.5
 LOOKS_A_NOTE: Final = 40
-# Of what a protocol keeps with the session and handles when that ends: a will with thousands of properties.
+# Protocol data that is handled at a session's end, per check: a will may have thousands of properties.
 DATA_BYTES_A_LOOK: Final = 2
 
 
@@ -57,7 +57,7 @@ class SessionExpiry:
         self._turns = turns
         self._clock = clock
         self._overdue = 0
-        # When the last overdue session ended (or the first was noticed), and the pause between two.
+        # The time when the last overdue session ended (or the first was noticed), and the pause between two.
         self._overdue_from = 0.0
         self._overdue_pause_s = 0.0
 
@@ -92,7 +92,7 @@ class SessionExpiry:
         changes.store()
 
     def end(self, state: SessionState) -> None:
-        """End a session whose client is gone; its protocol stores the note of that. Raises `Refused`."""
+        """End a session whose client is gone; its protocol stores the note of the end. Raises `Refused`."""
         changes = JointChanges(state, self._live)
         changes.end()
         self.ending.get(state.key.partition(" ")[0], JointChanges.store)(changes)
@@ -111,7 +111,7 @@ class SessionExpiry:
     def sweep(self) -> Steps[None]:
         """End expired sessions and note the positions of connected clients, in slices.
 
-        For a session whose client was connected when the broker was killed, the client counts as leaving now.
+        A client that was connected when the broker was killed counts as leaving now.
         """
         self._writer.find_lost()
         self._writer.settle()
@@ -139,7 +139,7 @@ class SessionExpiry:
     def _end_stored(self, key: str, refused: Counter[str]) -> int:
         """End a session that no client uses, or note that its client left if that is not stored.
 
-        Returns the size of the data that was kept with it.
+        Returns the size of the protocol's data that was kept with the session.
         """
         self._writer.find_lost()
         state = self._table.get(key) if self._writer.is_settled(key) else None
@@ -155,10 +155,10 @@ class SessionExpiry:
         return len(state.data)
 
     def _look_at(self, key: str, session: Session, refused: Counter[str]) -> None:
-        """Note how far a client got, or that it left; drop a detached session whose last note was lost."""
+        """Note the progress of a client, or that it left; drop a detached session whose last note was lost."""
         self._writer.find_lost()
         if self._live.by_key.get(key) is not session:
-            return  # it was noted in an earlier turn
+            return  # noted in an earlier turn
         try:
             if session.lost is not None:
                 position = session.reached()
@@ -174,7 +174,7 @@ class SessionExpiry:
             refused[str(error)] += 1
 
     def _overdue_allowed(self) -> int:
-        """Return how many overdue sessions may end now."""
+        """Return the number of overdue sessions that may end now."""
         if not self._overdue:
             return 0
         count = int((trio.current_time() - self._overdue_from) / self._overdue_pause_s)

@@ -1,9 +1,9 @@
-"""The state of a session; encodes and decodes it and the notes about it; pure functions.
+"""The state of a session; encodes and decodes the state and notes about it; pure functions.
 
 A note is a msgpack array: its kind, the key of the session, the number of the note, and arguments of the kind. The
 number counts the changes of the session, so a gap between two numbers shows that notes were lost. A power failure can
-lose a note and keep a later one, and that may be in an atomic group with a message. So notes after a gap apply if they
-do not depend on earlier ones (INDEPENDENT), and the others are ignored.
+lose a note and keep a later one, which may be in an atomic group with a message. So notes after a gap apply if they do
+not depend on earlier ones (INDEPENDENT), and the others are ignored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,28 +51,28 @@ Kind = int
 # A new session, which replaces any other with this key: owner, position, expiry.
 BEGIN: Final[Kind] = 1
 # The complete session, because earlier notes are about to be removed: when it ends, its fields, filters, ids in flight,
-# ``passed`` and where filters begin, without what is empty at the end. MORE continues filters, ids and beginnings.
+# ``passed`` and the begins of filters, without empty ones at the end. MORE continues filters, ids and begins.
 WHOLE: Final[Kind] = 2
 MORE: Final[Kind] = 3
 ATTACHED: Final[Kind] = 4  # position, expiry
-LEFT: Final[Kind] = 5  # position, when the session ends
+LEFT: Final[Kind] = 5  # position, time when the session ends
 ENDED: Final[Kind] = 6
-# Filter, options, position, and where the filter begins; without that it keeps its beginning, if it has one.
+# Filter, options, position, and the filter's begin; without a begin, the filter keeps the one that it has, if any.
 FILTER: Final[Kind] = 7
 NO_FILTER: Final[Kind] = 8  # filter
 SENT: Final[Kind] = 9  # first id, differences between the positions of the messages, position after all of them
 ACKNOWLEDGED: Final[Kind] = 10  # first id, count
 MOVED: Final[Kind] = 11  # position
 DATA: Final[Kind] = 12  # data of the protocol, checksum of the data that it replaces
-HELD: Final[Kind] = 13  # first id, count: in use, without a message
-PROGRESS: Final[Kind] = 14  # filter, options, position: the options contain what was sent for the filter
+HELD: Final[Kind] = 13  # first id, count: ids in use, without a message
+PROGRESS: Final[Kind] = 14  # filter, options, position: the options tell which messages were sent for the filter
 # Added to the kind of a note that applies even if earlier notes are lost. Earlier versions ignored every note after a
 # gap and continued without them, so their notes, which do not have it, stay ignored.
 INDEPENDENT: Final[Kind] = 32
-# Notes of these kinds depend on earlier ones, except SENT in an atomic group that settles its messages elsewhere.
+# Kinds of notes that depend on earlier ones, except SENT in an atomic group that settles its messages elsewhere.
 DEPENDENT: Final = frozenset((SENT, MOVED, PROGRESS))
 
-# Where the arguments of independent notes have the position of the session.
+# The index of the session's position in the arguments of independent notes.
 POSITION_AT: Final = {ATTACHED: 0, LEFT: 0, FILTER: 2, SENT: 2}
 
 # The position of an id that is in use but has no message.
@@ -80,15 +80,15 @@ NO_MESSAGE: Final = -1
 # The end of a session that never ends.
 NEVER_MS: Final = 1 << 62
 NEVER: Final = -1
-# A packed state begins with the position of its last complete note, when it ends, and the number of its last note.
+# Head of a packed state: the position of its last complete note, when it ends, and the number of its last note.
 HEAD: Final = Struct(">QQI")
-# The indexes of ``passed`` and of where filters begin in the fields after it; WHOLE has one argument before them.
+# The indexes of ``passed`` and of filters' begins in the fields after it; WHOLE has one argument before them.
 PASSED: Final = 7
 BEGINS: Final = 8
 NUMBERS: Final = 1 << 32
-# The numbers of a session that replaces another begin so much later; so a shorter gap is within one session.
+# Distance between the numbers of a session and of the session that replaces it; a shorter gap is within one session.
 NUMBERS_BETWEEN: Final = 1 << 20
-# Approximate overhead of a filter, with where it begins, of an id in flight, and of a session, in bytes.
+# Approximate overhead in bytes of a filter, with its begin, of an id in flight, and of a session.
 FILTER_BYTES: Final = 100
 FLIGHT_BYTES: Final = 16
 STATE_BYTES: Final = 100
@@ -107,7 +107,7 @@ def first_number(replaced: int) -> int:
 
 
 def notes_lost(number: int, following: int) -> int:
-    """Return how many notes are missing between *number* and *following*; -1 if these are of different sessions."""
+    """Return the number of notes missing between *number* and *following*; -1 if these are of different sessions."""
     lost = (following - number - 1) % NUMBERS
     return lost if lost < NUMBERS_BETWEEN - 1 else -1
 
@@ -133,13 +133,13 @@ def moved(packed: bytes, since: int) -> bytes:
 class SessionState:
     """The state of a session.
 
-    Every matching message before ``position`` was sent. ``passed`` has, by topic, how many messages its queues had
-    before that position; it is empty unless retention is about to remove the record there (`missed_messages.py`).
-    ``begins`` has the log positions at which filters begin that were added while the session was behind: they bring no
-    message from before. It may still have some that the session has passed; ``begins_to`` is the last position in it.
-    ``flight`` maps the ids of messages that were sent but not acknowledged to their positions. ``ends_ms`` is 0 while a
-    client uses the session; ``expiry_s`` is -1 if it does not expire. ``since`` is the position of the last record with
-    the complete state. ``size`` is the approximate size in bytes.
+    Every matching message before ``position`` was sent. ``passed`` has, by topic, the number of messages that its
+    queues had before that position; it is empty unless retention is about to remove the record there
+    (`missed_messages.py`). ``begins`` has the log positions at which filters begin that were added while the session
+    was behind: they match no earlier message. It may still have begins that the session has passed; ``begins_to`` is
+    the last position in it. ``flight`` maps the ids of messages that were sent but not acknowledged to their positions.
+    ``ends_ms`` is 0 while a client uses the session; ``expiry_s`` is -1 if it does not expire. ``since`` is the
+    position of the last record with the complete state. ``size`` is the approximate size in bytes.
     """
 
     __slots__ = (
@@ -223,9 +223,9 @@ class SessionState:
     def change_after_gap(self, kind: Kind, arguments: Sequence[Any]) -> None:
         """Apply an independent note that follows lost ones.
 
-        The position does not move, because messages before the new one may not have been sent. Data is replaced only if
-        the note was written to replace it: otherwise what the protocol did with it before, such as publishing a will,
-        may be among what is lost.
+        The position does not move, because messages before the new position may not have been sent. Data is replaced
+        only if the note was written to replace the present data: otherwise the lost notes may include the protocol's
+        use of it, such as publishing a will.
         """
         if kind == DATA and arguments[1] != crc32(self.data):
             return
@@ -278,14 +278,14 @@ class SessionState:
             self.begins_to = max(self.begins_to, begin)
 
     def begins_in(self, filters: Iterable[str]) -> list[int]:
-        """Return where *filters* begin that the session has not reached, as `add` takes it."""
+        """Return the begins of *filters* that the session has not reached, as `add` takes them."""
         if not self.begins:
             return []
         begins = ((number, self.begins.get(each, 0)) for number, each in enumerate(filters))
         return flat((number, begin) for number, begin in begins if begin > self.position)
 
     def add(self, filters: Mapping[str, bytes], flight: Sequence[int], begins: Sequence[int] = ()) -> None:
-        """Add *filters*, the ids in *flight* as encoded by `flat`, and where filters begin (`begins_in`)."""
+        """Add *filters*, the ids in *flight* as encoded by `flat`, and the begins of filters (`begins_in`)."""
         if not self.filters:
             self.filters = dict(filters)
             self.size += FILTER_BYTES * len(filters) + len("".join(filters).encode()) + len(b"".join(filters.values()))
@@ -324,7 +324,7 @@ class SessionState:
     def pack(self) -> bytes:
         """Return the compact encoding of the state, without its key."""
         head = HEAD.pack(self.since, self.ends_ms, self.number)
-        rest = _rest(self.passed, self.begins_in(self.filters))
+        rest = _trailing_fields(self.passed, self.begins_in(self.filters))
         return head + bytes(msgpack.packb([*self.fields(), self.filters, flat(self.flight.items()), *rest]))
 
     @classmethod
@@ -340,7 +340,7 @@ class SessionState:
         return state
 
 
-def _rest(passed: Mapping[str, int], begins: list[int]) -> list[Any]:
+def _trailing_fields(passed: Mapping[str, int], begins: list[int]) -> list[Any]:
     """Return the last fields of a state, without empty ones at the end."""
     return [passed, begins] if begins else [passed] if passed else []
 
@@ -352,12 +352,12 @@ def filter_bytes(topic_filter: str, options: bytes) -> int:
 
 def flat(flight: Iterable[tuple[int, int]]) -> list[int]:
     """Return ids and positions as one list of differences: small numbers take fewer bytes."""
-    found: list[int] = []
+    differences: list[int] = []
     last_id = last_position = 0
     for number, position in flight:
-        found += (number - last_id, position - last_position)
+        differences += (number - last_id, position - last_position)
         last_id, last_position = number, position
-    return found
+    return differences
 
 
 def _pairs(steps: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -402,7 +402,7 @@ def encode_whole(state: SessionState, bytes_max: int) -> list[bytes]:
     room = bytes_max - STATE_BYTES - len(state.key.encode()) - len(state.owner.encode()) - len(state.data)
     parts = list(_parts(state, room))
     filters, flight = parts[0]
-    rest = _rest(state.passed, state.begins_in(filters))
+    rest = _trailing_fields(state.passed, state.begins_in(filters))
     notes = [encode_note(WHOLE, state.key, number, *fields, filters, flight, *rest)]
     for filters, flight in parts[1:]:
         begins = state.begins_in(filters)

@@ -1,7 +1,7 @@
-"""Writes the notes about sessions, and finds out which of them a failed commit lost.
+"""Writes the notes about sessions, and detects the notes that a failed commit lost.
 
-The notes of a round become part of its commit. If that fails, they are lost: the sessions that they are about return to
-their stored state, which is known once everything written before the failure is readable and applied.
+The notes of a round become part of its commit. If that fails, they are lost: their sessions return to the stored state,
+which is known once everything written before the failure is readable and applied.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,8 +30,8 @@ class SessionJournalWriter:
     def __init__(self, store: Store, journal: Journal) -> None:
         self.journal = journal
         self.on_lost: Callable[[str], None] = lambda key: None
-        # Whether the table of sessions has everything that is readable, and a function that waits for that; set by the
-        # broker.
+        # Returns whether the table of sessions includes everything that is readable, and a function that waits for
+        # that; set by the broker.
         self.is_current: Callable[[], bool] = lambda: True
         self.wait_current: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._store = store
@@ -39,11 +39,13 @@ class SessionJournalWriter:
         self._noted: dict[str, None] = {}
         self._unsure: dict[str, None] = {}
         self._waits = False
-        # The end that the journal must have reached with the previous commit; if it is lower, that commit failed.
+        # The end that the journal must have reached with the previous commit; a lower end shows that this commit
+        # failed.
         self._expected = 0
-        # How often the store had undone appends before the first note of the current commit.
+        # The store's count of undone appends before the first note of the current commit.
         self._undone = 0
-        # Sessions whose last notes were lost, with the log position that the table must reach to know what remained.
+        # Sessions whose last notes were lost, with the log position that the table must reach to show the remaining
+        # state.
         self.restored: dict[str, int] = {}
 
     # notes
@@ -62,12 +64,12 @@ class SessionJournalWriter:
         """Add an encoded *note* about session *key* to the current commit. Raises `Refused`."""
         store = self._store
         if store.admission.refusal or store.flusher.failed is not None:
-            store.admission.check()  # a note that is refused here loses nothing
+            store.admission.check()  # refused here, a note loses nothing
         self.watch(key)
         try:
             self.journal.note(note)
         except (Refused, StoreError):
-            self._expected = NEVER  # notes before this one may be lost
+            self._expected = NEVER  # earlier notes may be lost
             raise
 
     def watch(self, key: str) -> None:
@@ -94,7 +96,7 @@ class SessionJournalWriter:
     # lost notes
 
     def find_lost(self) -> None:
-        """After a failed commit, end the use of sessions whose notes it lost."""
+        """After a failed commit, end the use of sessions whose notes were lost."""
         if self._waits or (self._expected < NEVER and self._undone == self._store.committer.undone):
             return
         if self._journal_end() >= self._expected:
@@ -105,7 +107,7 @@ class SessionJournalWriter:
             self.on_lost(key)
 
     def restore(self, key: str) -> None:
-        """Record that notes of session *key* were lost: its state is what the table says once it is current."""
+        """Record that notes of session *key* were lost: its state is the table's, once the table is current."""
         if self._store.readable < self._store.written or not self.is_current():
             self.restored[key] = self._store.written
             self._store.flusher.want_durable(self._store.written)

@@ -1,4 +1,4 @@
-"""The limits of sessions: how many bytes of filters and of data one session, and all of them together, may have."""
+"""The limits of sessions: bytes of filters and of data, for one session and for all together."""
 
 from typing import final
 

@@ -1,9 +1,9 @@
 """Counts the messages that a session misses because retention removes them while its client is away.
 
-A session stores only a position in the log. The entries of a queue tell how many of its messages are before that
+A session stores only a position in the log. The entries of a queue show how many of its messages are before that
 position, but only while the record at the position exists. Before retention removes that record, the number is
 therefore noted once with the session (``SessionState.passed``). When the client returns, the first offsets of the
-queues tell how many messages have been removed since.
+queues show how many messages have been removed since.
 
 All messages of these topics count, whatever their names, so the number is an upper bound for the session.
 """
@@ -25,19 +25,19 @@ from martlet.store.queues.queues import BlockDamaged, Queues
 
 __all__ = ["MissedMessages", "TopicsOf"]
 
-# A check of a session's position; finding the topics of a session costs as much as LOOKS_A_SESSION checks.
+# Cost of checking a session's position; finding the topics of a session costs as much as LOOKS_A_SESSION checks.
 LOOK_US: Final = 1.0
 LOOKS_A_SESSION: Final = 20
-# How many entries are read at once, because positions that are close together are found in the same ones.
+# Entries read at once, because positions that are close together are found in the same entries.
 ENTRIES_AT_ONCE: Final = 256
 
-# Returns the topics from which a session with these filters gets what was published while its client was away.
+# Returns the topics whose messages a session with these filters gets, if published while its client was away.
 TopicsOf: TypeAlias = Callable[[Mapping[str, bytes]], Collection[str]]
 
 
 @final
 class MissedMessages:
-    """Counts for all sessions; ``topics_of`` has the protocols whose sessions are counted."""
+    """Counts missed messages of all sessions; ``topics_of`` has the protocols whose sessions are counted."""
 
     def __init__(self, store: Store, table: SessionTable, live: LiveSessions) -> None:
         self.topics_of: dict[str, TopicsOf] = {}
@@ -48,7 +48,7 @@ class MissedMessages:
     # before records are removed
 
     def find_passed(self, start: int, end: int) -> Steps[Mapping[str, Passed]]:
-        """Return ``passed`` of the sessions without a client that have a position from *start* to *end*, by key.
+        """Return ``passed``, by key, of the sessions without a client that have a position from *start* to *end*.
 
         Omits sessions that have it already, and topics with a damaged queue.
         """
@@ -90,7 +90,8 @@ class MissedMessages:
     # when a client returns
 
     def count(self, protocol: str, state: SessionState) -> Steps[int]:
-        """Return how many messages at or after its position retention has removed from the topics of *state*.
+        """Return the number of messages that retention has removed, at or after its position, from the topics of
+        *state*.
 
         Returns -1 if that is unknown: the session is from an older version, or a queue is damaged. *state* may change
         after the first slice.
@@ -121,9 +122,9 @@ class MissedMessages:
         return list(self._store.queues.topics.get(topic, {}).values())
 
     def _count_before(self, topic: str, positions: Sequence[int], *, is_expired: bool = False) -> Steps[dict[int, int]]:
-        """Return how many messages the queues of *topic* had before each of *positions*, which ascend.
+        """Return the number of messages that the queues of *topic* had before each of *positions*, which ascend.
 
-        Counts only those that have expired, if *is_expired*. Raises `BlockDamaged` and `OSError`.
+        With *is_expired*, counts only expired messages. Raises `BlockDamaged` and `OSError`.
         """
         counts = dict.fromkeys(positions, 0)
         for queue in self._queues(topic):
@@ -138,20 +139,20 @@ class MissedMessages:
         Raises `BlockDamaged` and `OSError`.
         """
         queues, low, saved = self._store.queues, queue.stored_from, min(queue.tail_offset, end)
-        found: list[int] = []
-        if low < saved:  # these are in files
-            found = yield from off_loop(partial(_search, queues, queue, low, saved, positions))
-            found = found[: bisect_left(found, saved)]
-        return found + _search(queues, queue, max(low, saved), end, positions[len(found) :])
+        offsets: list[int] = []
+        if low < saved:  # these entries are in files
+            offsets = yield from off_loop(partial(_search, queues, queue, low, saved, positions))
+            offsets = offsets[: bisect_left(offsets, saved)]
+        return offsets + _search(queues, queue, max(low, saved), end, positions[len(offsets) :])
 
 
 def _search(queues: Queues, queue: Queue, low: int, end: int, positions: Sequence[int]) -> list[int]:
     """Return the first offset from *low* to *end* at or after each of *positions*, which ascend.
 
     Raises:
-      BlockDamaged: an entry needed for that is damaged.
+      BlockDamaged: a needed entry is damaged.
     """
-    found: list[int] = []
+    offsets: list[int] = []
     held: list[int] = []  # the positions of entries from `low` on
     for position in positions:
         if not held or held[-1] < position:
@@ -159,8 +160,8 @@ def _search(queues: Queues, queue: Queue, low: int, end: int, positions: Sequenc
             held = (
                 list(_positions(queues.load_entries(queue, low, min(ENTRIES_AT_ONCE, end - low)))) if low < end else []
             )
-        found.append(low + bisect_left(held, position))
-    return found
+        offsets.append(low + bisect_left(held, position))
+    return offsets
 
 
 def _positions(entries: bytes) -> Iterator[int]:

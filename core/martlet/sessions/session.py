@@ -1,7 +1,7 @@
-"""A session while its client is connected, and the changes that it makes.
+"""A session while its client is connected, and the changes made to it.
 
 Every change applies immediately and is noted. So a `Session` may be ahead of the stored state until its notes are
-durable, and is dropped if they are lost. `LiveSessions` has all sessions of which that may be so.
+durable, and is dropped if they are lost. `LiveSessions` has all sessions that may be ahead.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,16 +65,16 @@ class Session:
         self.is_ended = False
         self.where: Callable[[], int] = lambda: state.position
 
-    # what is known
+    # queries
 
     @property
     def name(self) -> str:
-        """The name by which the client opened it; empty if it is not stored."""
+        """The name with which the client opened it; empty if it is not stored."""
         return self.state.key.partition(" ")[2]
 
     @property
     def owner(self) -> str:
-        """The name of the identity that it belongs to."""
+        """The name of the identity that owns it."""
         return self.state.owner
 
     @property
@@ -94,7 +94,7 @@ class Session:
 
     @property
     def begins(self) -> Mapping[str, int]:
-        """Where filters begin that `subscribe` gave a beginning, until the session has passed the last of these."""
+        """The begins of filters that `subscribe` set, until the session has passed the last of them."""
         return self.state.begins
 
     @property
@@ -109,7 +109,7 @@ class Session:
 
     @property
     def expiry_s(self) -> int:
-        """How long it stays after its client left, -1 if it never ends."""
+        """Seconds for which it stays after its client left; -1 if it never ends."""
         return self.state.expiry_s
 
     @property
@@ -124,17 +124,17 @@ class Session:
 
     @property
     def data(self) -> bytes:
-        """Data of the protocol, as `keep` stored it."""
+        """Data of the protocol, stored by `keep`."""
         return self.state.data
 
-    # what changes
+    # changes
 
     def subscribe(self, topic_filter: str, options: bytes = b"", begin: int = 0) -> None:
         """Add a filter or change its options; it applies to messages from ``where()`` on.
 
-        To begin a filter with messages published from now on, also if the session is behind, pass
-        `Feed.end_position` as *begin*: ``begins`` has it until the session has passed it, and `Cursor.add_filter` takes
-        it when the client returns. A filter that is changed keeps its beginning, unless *begin* replaces it.
+        To begin a filter with messages published from now on, also if the session is behind, pass `Feed.end_position`
+        as *begin*: ``begins`` has that position until the session has passed it, and `Cursor.add_filter` takes it when
+        the client returns. A filter that is changed keeps its begin, unless *begin* replaces it.
 
         Raises:
           Refused: it is too long, the filters take too many bytes, or the store accepts no writes; nothing is changed.
@@ -142,7 +142,7 @@ class Session:
         self._put_filter(FILTER, topic_filter, options, *((begin,) if begin else ()))
 
     def record_progress(self, topic_filter: str, options: bytes) -> None:
-        """Change the options of a filter, because they contain how many of its messages were handed out.
+        """Change the options of a filter, which contain the number of its messages handed out.
 
         If a power failure loses an earlier change, perhaps a `hand_out`, it loses this one too, so the messages are
         sent again. Options set with `subscribe` do not depend on earlier changes.
@@ -164,7 +164,7 @@ class Session:
             self._count_filters()
 
     def _count_filters(self) -> None:
-        """Count the size of a session that is not stored among that of all sessions."""
+        """Add the size of an unstored session to that of all sessions."""
         if self._live is None:
             self._count(self.state.size if self.state.filters else 0)
 
@@ -243,8 +243,7 @@ class Session:
 class JointChanges:
     """Changes of a session that are stored in an atomic group with messages; made by `Session.changes`.
 
-    Pass ``notes`` to `Gate.publish_all`, and call `apply` right after that; without messages,
-    call `store`.
+    Pass ``notes`` to `Gate.publish_all`, and call `apply` right after that; without messages, call `store`.
     """
 
     __slots__ = ("_done", "_live", "_number", "_state", "notes")
@@ -296,7 +295,7 @@ class JointChanges:
             self.notes.append((self._live.writer.journal, note))
 
     def apply(self) -> None:
-        """Apply the changes, which were published."""
+        """Apply the changes, whose notes were published."""
         for kind, arguments in self._done:
             self._state.change(kind, arguments)
         if self._live is not None:
@@ -311,7 +310,7 @@ class JointChanges:
 
 @final
 class LiveSessions:
-    """The sessions with a client, and those whose last note is not durable yet; ``by_key`` has them.
+    """The sessions with a client, and sessions whose last note is not durable yet; ``by_key`` has them.
 
     ``leave`` detaches the client of a session; `SessionExpiry` sets it.
     """
@@ -328,7 +327,7 @@ class LiveSessions:
         return session.lost is not None and self.by_key.get(session.state.key) is session
 
     def changed(self, state: SessionState, *, is_ended: bool = False) -> None:
-        """Record that notes in the current commit changed *state*; it counts until they are applied."""
+        """Record that notes in the current commit changed *state*; the record lasts until they are applied."""
         self.writer.watch(state.key)
         session = self.by_key.get(state.key)
         if session is None:

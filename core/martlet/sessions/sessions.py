@@ -2,13 +2,12 @@
 
 A session is identified by a protocol and a name, and belongs to an owner. It consists of filters, a position in the
 log, and the ids of messages in flight; it never copies a message. While a client uses it, it is a `Session` object
-(`session.py`), which changes immediately and notes every change in a journal (`journal_writer.py`).
-`state.py` applies a note once it is durable, both live and during replay. So a client that reconnects, after
-any failure, finds its last durable state. Each message is either acknowledged and before the position, or in flight, or
-still to be sent.
+(`session.py`), which changes immediately and notes every change in a journal (`journal_writer.py`). `state.py` applies
+a note once it is durable, both live and during replay. So a client that reconnects, after any failure, finds its last
+durable state. Each message is either acknowledged and before the position, or in flight, or still to be sent.
 
 A failed commit loses its notes. The clients affected lose their sessions and return to the stored state: some messages
-are sent again, none is lost. The notes of a session are numbered; after lost notes, only those that do not depend on
+are sent again, none is lost. The notes of a session are numbered; after lost notes, only notes that do not depend on
 earlier ones apply.
 """
 
@@ -40,14 +39,14 @@ class Sessions:
 
     def __init__(self, store: Store, journal: Journal, turns: Turns, clock: Clock, config: DeliveryConfig) -> None:
         self.journal = journal
-        self.table = SessionTable(journal.topic)  # their stored state
+        self.table = SessionTable(journal.topic)  # the stored state of all sessions
         self.table.on_lost = lambda key, is_rolled: self._lost(key, is_rolled=is_rolled)
         self.table.on_left = self._left
         self.table.note_again = self._note_again
         self.writer = SessionJournalWriter(store, journal)
         self.writer.on_lost = lambda key: self._lost(key, is_rolled=False)
         self.quota = SessionQuota(self.table, journal.note_bytes_max, config)
-        self.live = LiveSessions(self.writer, self.quota)  # those in use
+        self.live = LiveSessions(self.writer, self.quota)  # the sessions in use
         self.missed = MissedMessages(store, self.table, self.live)
         self.table.find_passed = self.missed.find_passed
         self.expiry = SessionExpiry(self.live, self.table, store, turns, clock)
@@ -158,7 +157,7 @@ class Sessions:
         if before is None and len(self.table) >= limit:
             raise Refused(Reason.BUSY, f"{limit} sessions exist; delivery.sessions_max is {limit}")
         state = SessionState(key, owner, position, expiry_s)
-        # If this note is lost, later ones must not seem to follow the last note of the previous session.
+        # If this note is lost, later notes must not seem to follow the last note of the previous session.
         state.number = first_number(before.number) if before is not None else 0
         self.writer.write(key, encode_note(BEGIN, key, state.number, owner, position, expiry_s))
         session = self.live.by_key[key] = Session(state, self.live, lost)

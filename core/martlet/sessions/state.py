@@ -1,8 +1,8 @@
 """The durable state of sessions: a projection over notes in a journal.
 
 `session.py` changes the session of a connected client immediately and notes each change. `SessionTable` applies the
-notes when they are readable, and is all that remains after a restart. A session without a client is stored packed, in
-about a hundred bytes; one with a client is an object.
+notes when they are readable, and is the only state that remains after a restart. A session without a client is stored
+packed, in about a hundred bytes; a session with a client is an object.
 """
 
 from collections import Counter
@@ -37,23 +37,23 @@ FORMAT: Final = 1
 # Copying one dict of 100,000 sessions takes 3 ms. So a snapshot shares the shards, about 100 sessions each, and a shard
 # is copied before it changes.
 SHARDS: Final = 1024
-# A check of a session in `roll`; noting one again costs as much as checking SKIPPED_A_NOTE of them.
+# Cost of checking a session in `roll`; noting one again costs as much as checking SKIPPED_A_NOTE of them.
 SKIP_US: Final = 0.5
 SKIPPED_A_NOTE: Final = 40
 
 Held: TypeAlias = SessionState | bytes
-# A position, and ``passed`` there.
+# A position, and the numbers of messages before it (``passed``).
 Passed: TypeAlias = tuple[int, Mapping[str, int]]
 
 
 @final
 class SessionTable:
-    """The projection (martlet.state.Projection), by key.
+    """The projection of session notes (martlet.state.Projection), by key.
 
-    ``on_lost`` is called with the key of a session whose notes were lost, and whether it was `roll` that wrote the note
-    after them. ``on_left`` is called with the key and the number of the note when a client left or ended its session.
-    Before records are removed, ``find_passed`` (`MissedMessages.find_passed`) is called, and then ``note_again`` notes
-    the complete state of a session, with what was found for it.
+    ``on_lost`` is called with the key of a session whose notes were lost, and whether `roll` wrote the note after them.
+    ``on_left`` is called with the key and the number of the note when a client left or ended its session. Before
+    records are removed, ``find_passed`` (`MissedMessages.find_passed`) is called, and then ``note_again`` notes the
+    complete state of each session, with its result from ``find_passed``.
     """
 
     name = "sessions"
@@ -68,9 +68,9 @@ class SessionTable:
         self._shards: list[dict[str, Held]] = [{} for _ in range(SHARDS)]
         self._shared: set[int] = set()  # shards shared with a snapshot: copied before they change
         self._count = 0
-        self._counts: Counter[str] = Counter()  # by protocol
+        self._counts: Counter[str] = Counter()  # number of sessions by protocol
         self._edition = 0
-        # The session without a client that was looked at last: one that connects is looked at several times.
+        # The last session without a client that was read: connecting a client reads its session several times.
         self._unpacked: tuple[bytes, SessionState] | None = None
         # No session needs a record before this position.
         self._oldest = NOTHING
@@ -164,7 +164,7 @@ class SessionTable:
             self.on_lost(key, is_rolled)
 
     def _apply_whole(self, kind: int, key: str, number: int, arguments: list[Any], position: int) -> None:
-        """Apply a complete state; of a known session only ``since``, because older records can go, and ``passed``."""
+        """Apply a complete state; for a known session only ``since``, as older records may go, and ``passed``."""
         held = self._find(key)
         if held is None and kind == WHOLE:
             state = SessionState.of(key, number, arguments[0], arguments[1:])
@@ -239,7 +239,7 @@ class SessionTable:
         budget = Budget()
         for key, packed in unpack_rows(FORMAT, data):
             if packed_head(packed)[0] >= first_position:
-                self._oldest = first_position  # some may have a position before their last complete note
+                self._oldest = first_position  # some sessions may have a position before their last complete note
                 self._put(key, packed, None)
             if budget.is_over():
                 yield
@@ -253,7 +253,7 @@ class SessionTable:
     def roll(self, start: int, end: int) -> Steps[None]:
         """Note again the complete state of every session whose last complete note, or whose position, is before *end*.
 
-        The position only once: ``passed`` then has what is needed of the records before.
+        A position is noted only once: after that, ``passed`` replaces the earlier records.
         """
         passed = (yield from self.find_passed(start, end)) if self.find_passed is not None else {}
         budget = Budget(SKIP_US)

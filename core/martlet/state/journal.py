@@ -1,9 +1,9 @@
 """Journals: a plugin's own notes, stored in the log together with the messages that they belong to.
 
-A note is a few bytes with a meaning for the plugin only: a session began, a message was delivered, a packet id is
-free again. The notes of a commit become one record after the messages of that commit, in an internal topic of the
-journal. A projection that follows this topic and those of the messages sees both in log order, live and in a replay.
-The plugin changes its state only then, not when it writes the note.
+A note is a few bytes with a meaning for the plugin only: a session began, a message was delivered, a packet id is free
+again. The notes of a commit become one record after the messages of that commit, in an internal topic of the journal. A
+projection that follows this topic and the topics of the messages sees both in log order, live and in a replay. The
+plugin changes its state only when the projection applies the note, not when it writes the note.
 
 Body of a record: a msgpack array of byte strings.
 """
@@ -28,9 +28,9 @@ NOTE_BYTES_MAX: Final = 262_144
 # Notes are collected up to this size before they become a record, with or without a commit. A projection applies a
 # record in one piece: 300 to 400 notes take 1 to 2 ms.
 RECORD_BYTES: Final = 8_192
-# The length of a byte string in msgpack.
+# Bytes for the length of a byte string in msgpack.
 LENGTH_BYTES: Final = 5
-# Greater than every position: an answer held until this is sent once everything of this round is durable.
+# Greater than every position: an answer held until this position is sent once everything of this round is durable.
 NEXT_COMMIT: Final = 2**62
 
 
@@ -39,7 +39,7 @@ class Journal:
     """The notes of one plugin; created by `Broker.journal`.
 
     A projection follows its ``topic``, which clients can neither read nor write. Retention removes its records with
-    their segments; the plugin must note again what it still needs.
+    their segments; the plugin must note again everything that it still needs.
     """
 
     __slots__ = ("_bytes", "_notes", "_record_bytes", "_store", "note_bytes_max", "topic")
@@ -91,7 +91,7 @@ class Journal:
             raise
 
     def records_of(self, notes: Iterable[bytes]) -> list[Message]:
-        """Return messages with *notes*, to append them with others in an atomic group.
+        """Return messages with *notes*, for an atomic group with other messages.
 
         Raises:
           Refused: a note is too large (Reason.ILLEGAL), or the store accepts no writes at the moment.

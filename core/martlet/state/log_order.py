@@ -2,8 +2,8 @@
 
 A record that several of these queues index (light queues do) is returned once.
 
-Entries and records in memory are read directly; everything that may have to come from disk is read in a worker
-thread. Entries are read ahead, more of them from queues with many records, so that each read of a file is worth it.
+Entries and records in memory are read directly; everything that may have to come from disk is read in a worker thread.
+Entries are read ahead, more of them from queues with many records, so that each read of a file pays off.
 """
 
 import heapq
@@ -31,14 +31,14 @@ AHEAD: Final = 65_536
 AHEAD_LEAST: Final = 16
 # Entries to merge at once, for several runs in a row, and the most queues they come from.
 MERGED: Final = 2048
-# A look at a queue in a pass over the queues; loading entries takes as long as LOOKS_A_LOAD looks.
+# Cost of checking a queue in a pass over the queues; loading entries costs as much as LOOKS_A_LOAD checks.
 LOOK_US: Final = 0.25
 ENTRIES_A_LOAD: Final = 4096
 LOOKS_A_LOAD: Final = 8
 # Limits of one run, in records and in bytes; it has at least one record. A projection applies it in 1 to 2 ms.
 RUN_RECORDS: Final = 256
 RUN_BYTES: Final = 256 * 1024
-# Each byte of a journal counts this many times: its records are all notes, and each note costs as much as a message.
+# Weight of each byte of a journal: its records are all notes, and each note costs as much as a message.
 JOURNAL_BYTE: Final = 32
 # Records at most this far apart are read together.
 GAP_BYTES: Final = 4096
@@ -52,8 +52,8 @@ Run = list[RecordView]
 class QueueCursor:
     """The read position in one queue.
 
-    ``offset`` is the next one to return, ``ahead`` has the entries from there on, and ``position`` is the log position
-    in the entry before ``offset``, -1 if there is none.
+    ``offset`` is the next offset to return, ``ahead`` has the entries from there on, and ``position`` is the log
+    position in the entry before ``offset``, -1 if there is none.
     """
 
     __slots__ = ("ahead", "byte", "end", "number", "offset", "position", "queue")
@@ -61,7 +61,7 @@ class QueueCursor:
     def __init__(self, queue: Queue, number: int) -> None:
         self.queue = queue
         self.number = number
-        self.byte = JOURNAL_BYTE if queue.topic.startswith(PREFIX) else 1  # what a byte counts
+        self.byte = JOURNAL_BYTE if queue.topic.startswith(PREFIX) else 1  # the weight of a byte
         self.offset = queue.stored_from
         self.position = -1
         self.ahead: list[Entry] = []
@@ -96,7 +96,7 @@ class LogOrder:
         self._next_number = 0
         # The next entries of all queues in log order; all earlier entries are loaded.
         self._merged: deque[Entry] = deque()
-        self._pass: Steps[bool] | None = None  # over all queues, to merge the next entries
+        self._pass: Steps[bool] | None = None  # a pass over all queues, to merge the next entries
         # Whether `next_run` is under way.
         self.busy = False
         self.position = self.size = self.crc = 0
@@ -135,7 +135,7 @@ class LogOrder:
 
     @property
     def at_end(self) -> bool:
-        """Return whether every readable record was returned."""
+        """Whether every readable record was returned."""
         return all(cursor.offset >= self.store.readers.end_offset(cursor.queue) for cursor in self.behind.values())
 
     def passed(self, end: int) -> bool:
@@ -153,7 +153,7 @@ class LogOrder:
         return run
 
     async def next_run(self) -> Run:
-        """Like `next_run_nowait`, but in several turns, and read from disk in a worker thread if necessary."""
+        """As `next_run_nowait`, but in several turns, and read from disk in a worker thread if necessary."""
         self.busy = True
         try:
             while not (is_loaded := self._look()):
@@ -171,7 +171,7 @@ class LogOrder:
         return run
 
     def next_run_blocking(self) -> Run:
-        """Like `next_run_nowait`, but read from disk, blocking; for shutdown."""
+        """As `next_run_nowait`, but read from disk, blocking; for shutdown."""
         while not (is_loaded := self._look()):
             if is_loaded is None:
                 continue
@@ -195,9 +195,9 @@ class LogOrder:
     # ---- entries
 
     def _look(self) -> bool | None:
-        """Merge the next entries: True; False if some are only in files; None if there are more queues to look at.
+        """Merge the next entries: True; False if some are only in files; None if there are more queues to check.
 
-        A pass looks at all queues that may have records, at some of them in each call.
+        A pass checks all queues that may have records, some of them in each call.
         """
         if self._merged:
             return True
@@ -213,7 +213,7 @@ class LogOrder:
         return None
 
     def _look_at_one(self) -> bool:
-        """Take the next entries of the only queue that may have records: most journals have a projection alone."""
+        """Take the next entries of the only queue that may have records: most projections follow one journal."""
         readable = self.store.readable
         (cursor,) = self.behind.values()
         if not self._look_at(cursor, AHEAD, Budget(LOOK_US)):
@@ -225,9 +225,9 @@ class LogOrder:
         return True
 
     def _look_at_all(self) -> Steps[bool]:
-        """Update the ends of the queues and take the entries in memory; return whether all that are next were there."""
+        """Update the ends of the queues and take the entries in memory; return whether none was missing."""
         limit, is_loaded, budget = self._limit(), True, Budget(LOOK_US)
-        readable = self.store.readable  # a queue may get later records once it was looked at
+        readable = self.store.readable  # a queue may get later records after its check
         for cursor in list(self.behind.values()):
             if cursor.number in self.behind:
                 is_loaded &= self._look_at(cursor, limit, budget)
@@ -252,7 +252,7 @@ class LogOrder:
             if cursor.offset < min(queue.tail_offset, cursor.end):
                 return False
         count = min(limit - len(cursor.ahead), cursor.end - cursor.loaded, ENTRIES_A_LOAD)
-        if count > 0 and cursor.loaded >= queue.tail_offset:  # in memory
+        if count > 0 and cursor.loaded >= queue.tail_offset:  # these entries are in memory
             cursor.put(self.store.queues.load_entries(queue, cursor.loaded, count))
             budget.spend(LOOKS_A_LOAD + count)
         return True
@@ -305,7 +305,7 @@ class LogOrder:
     def _advance(self, taken: list[Entry], run: Run) -> None:
         """Advance the cursors past *taken*, whose records are *run*."""
         merged = self._merged
-        if merged and taken and merged[0] is taken[0]:  # else a topic was deleted while a thread read
+        if merged and taken and merged[0] is taken[0]:  # otherwise a topic was deleted while a thread read
             for _ in taken:
                 merged.popleft()
         counts: dict[int, int] = {}
@@ -363,10 +363,10 @@ class LogOrder:
         return run
 
     def _read_far(self, taken: list[Entry]) -> Run:
-        """Like `_read_near`, but from files; runs in a thread."""
+        """As `_read_near`, but from files; runs in a thread."""
         run: Run = []
         begin = self.store.first_position
-        # By position: a light queue may index the record of another.
+        # Keyed by position: a light queue may index a record of another queue.
         entries = {entry[0]: entry for entry in taken if entry[0] >= begin and 0 < entry[1] < BLANK_SIZE}
         entries.pop(self._newest(), None)
         for near in _neighbours(list(entries.values())):
@@ -386,7 +386,7 @@ class LogOrder:
     def _read_range(self, start: int, end: int) -> bytes:
         """Return the bytes of the log from *start* to *end*, which may span several segments.
 
-        A power cut may lose the size of a file, which then is shorter than its segment: what is missing reads as 0.
+        A power cut may lose the size of a file, which then is shorter than its segment: missing bytes read as 0.
         """
         segments = self.store.segments
         parts: list[bytes] = []

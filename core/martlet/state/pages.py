@@ -1,6 +1,6 @@
 """A table for the state of a projection that can be frozen without copying it.
 
-A `dict` of 100,000 entries takes 0.6 to 2 ms to copy, one of a million ten times as long. Here the entries are in
+A `dict` of 100,000 entries takes 0.6 to 2 ms to copy, a `dict` of a million ten times as long. Here the entries are in
 pages. A frozen view shares them with the table, and the first change of a page after a freeze copies the page.
 """
 
@@ -13,7 +13,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
 
-PAGE_ENTRIES: Final = 512  # a copy takes 3 us
+PAGE_ENTRIES: Final = 512  # copying a page takes 3 us
 
 
 @final
@@ -25,7 +25,7 @@ class Pages(Generic[K, V]):
 
     def __init__(self) -> None:
         self._page_of: dict[K, int] = {}
-        self._pages: dict[int, dict[K, V]] = {}  # by number, ascending; none is empty
+        self._pages: dict[int, dict[K, V]] = {}  # by number, ascending; no page is empty
         self._own: set[int] = set()  # pages that no frozen view shares
         self._last = 0  # the number of the page that takes new keys
 

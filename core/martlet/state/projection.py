@@ -29,7 +29,8 @@ class Projection(Protocol):
     def apply(self, records: Sequence[RecordView]) -> None:
         """Apply the next *records* of the followed topics; called in log order, exactly once for each record.
 
-        A view is valid until this returns; copy what the state keeps. Must take less than about a millisecond.
+        A view is valid until `apply` returns; copy the parts that the state keeps. Must take less than about a
+        millisecond.
         """
         ...
 
@@ -46,7 +47,7 @@ class Projection(Protocol):
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         """Replace the state with *data*, rendered by `freeze`, in slices; empty bytes mean the empty state.
 
-        Drop everything that came from records before *first_position*, where the log begins now.
+        Drop the state from records before *first_position*, where the log begins now.
 
         Raises:
           StoreError: *data* has another format. The projection is then restored from an older snapshot, or empty.
@@ -54,7 +55,7 @@ class Projection(Protocol):
         ...
 
     def forget(self, topic: str) -> None:
-        """Drop everything that came from records of the deleted *topic*. Must take less than about a millisecond."""
+        """Drop the state from records of the deleted *topic*. Must take less than about a millisecond."""
         ...
 
     def floor(self) -> int:
@@ -62,15 +63,16 @@ class Projection(Protocol):
         ...
 
     def roll(self, start: int, end: int) -> WaitingSteps[None]:
-        """Append again what is still needed of the records from *start* to *end*, before they are removed. In slices.
+        """Append again the state from records between *start* and *end* that is still needed, before they are removed;
+        in slices.
 
         These records are the oldest of the log, and rarely in memory: yield a call that reads them in a worker thread.
 
-        The log may already have a later record that is not applied yet and after which one of these is not needed. What
-        is appended comes after it, so if the state depends on their order, do not append it before that is applied:
+        The log may already have a later record that is not applied yet and that replaces one of these. Records appended
+        here come after it, so if the state depends on their order, append nothing before that record is applied:
         `Projections.may_have_newer` tells.
 
-        The records are removed once the appended ones are durable, regardless of what `floor` then returns.
+        The records are removed once the appended ones are durable, regardless of the result of `floor` then.
         """
         ...
 

@@ -31,7 +31,7 @@ log = logging.getLogger("martlet.state")
 READ_AGAIN_S: Final = 5.0
 # Time between log lines during a replay.
 PROGRESS_S: Final = 5.0
-# Runs of up to 2 ms that are applied as soon as they are readable: of all projections together, at least one of each.
+# Runs of up to 2 ms applied as soon as they are readable: of all projections together, at least one of each.
 RUNS_AT_ONCE: Final = 2
 # Entries of a queue that `may_have_newer` looks at; more of them are applied first.
 LOOKED_AT: Final = 512
@@ -41,9 +41,9 @@ LOOKED_AT: Final = 512
 class Projections:
     """All projections of a broker.
 
-    Call `add` for each, `replay` before ports open, `run` while the broker runs, and `save` at the end. Where a
-    projection raises in `apply`, `forget` or `restore`, no projection of its plugin is called again; `on_failed` is
-    called with the plugin and the error.
+    Call `add` for each, `replay` before ports open, `run` while the broker runs, and `save` at the end. If a projection
+    raises in `apply`, `forget` or `restore`, no projection of its plugin is called again; `on_failed` is called with
+    the plugin and the error.
     """
 
     def __init__(self, store: Store, turns: Turns, *, snapshot_bytes: int = SNAPSHOT_BYTES) -> None:
@@ -126,7 +126,7 @@ class Projections:
         if count:
             log.info("projection %r: replayed %d records from position %d on", driven.name, count, begin)
 
-    # ---- what becomes readable
+    # ---- readable records
 
     def _apply_readable(self) -> None:
         behind = [driven for driven in self._driven if driven.order.behind and not driven.failed]
@@ -145,7 +145,7 @@ class Projections:
         self._work.set()
 
     def _fail(self, driven: Driven, where: str, error: Exception) -> None:
-        """Go on without *driven* and all other projections of its plugin."""
+        """Continue without *driven* and all other projections of its plugin."""
         text = "projection %r of plugin %r failed %s; the plugin is stopped"
         log.error(text, driven.name, driven.plugin, where, exc_info=error)
         for each in self._driven:
@@ -170,11 +170,11 @@ class Projections:
             self._applied = None
 
     def has_applied(self, projection: Projection) -> bool:
-        """Return whether *projection* has every record that is readable; it usually has, unless there came many."""
+        """Return whether *projection* has applied every readable record; usually True, unless many are new."""
         return self._has_applied(projection, self._store.readable)
 
     async def wait_applied(self, projection: Projection, end: int = 0) -> None:
-        """Wait until *projection* has every record that is readable now, or that was appended before position *end*."""
+        """Wait until *projection* has applied every record readable now, or appended before position *end*."""
         end = max(end, self._store.readable)
         if end > self._store.readable:
             await self._wait_readable(end)
@@ -202,8 +202,8 @@ class Projections:
     def may_have_newer(self, projection: Projection, topic: str, tag: str) -> bool:
         """Return whether the log may have a message of *topic* with *tag* that *projection* has not applied yet.
 
-        For `Projection.roll`: if not, and nothing is awaited in between, what it appends is the newest message with
-        that tag. The topic must have no dispatcher.
+        For `Projection.roll`: if the result is False, and nothing is awaited in between, a message that it appends is
+        the newest one with that tag. The topic must have no dispatcher.
         """
         code = tags_code(tag)
         for driven in self._driven:

@@ -1,6 +1,6 @@
 """The usual content of a snapshot: a format number, then one msgpack object for each row of the state.
 
-They are separate objects because msgpack packs and unpacks an object in one piece: an array of 100,000 rows would
+The rows are separate objects because msgpack packs and unpacks an object in one piece: an array of 100,000 rows would
 block the event loop, or hold the interpreter's lock, for 100 ms.
 """
 

@@ -22,7 +22,7 @@ MAGIC: Final = b"MARTSNAP"
 FORMAT: Final = 1
 HEAD: Final = Struct(">8sII")  # magic, CRC of everything after it, size of the header
 CRC_FROM: Final = 12
-BYTE_US: Final = 0.001  # of a CRC
+BYTE_US: Final = 0.001  # cost of a byte of a CRC
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All records up to the one at ``position``, with ``size`` and the ``crc`` of its head; 0 if there is none.
+    """A snapshot with all records up to the one at ``position``, with ``size`` and the ``crc`` of its head; 0 if none.
 
     ``held`` messages wait for ``plugin`` to deliver them.
     """
