@@ -10,12 +10,12 @@ MIB: Final = 1024 * 1024
 
 # mappedFileSizeConsumeQueue is 6,000,000 bytes by default.
 QUEUE_FILE_ENTRIES: Final = 300_000
-# More than a record has beside its body: its properties, its topic, and fields of a fixed size.
+# Maximum size of a record beside its body: properties, topic, and fields of fixed size.
 SPARE_BYTES: Final = 64 * 1024
 
 
 def check_hours(text: str) -> str:
-    """Return what hours of the day must be if *text* is something else; it may be empty."""
+    """Return an empty text if *text* is a list of hours of the day, which may be empty; otherwise the requirement."""
     parts = [part.strip() for part in text.split(";")] if text else []
     is_valid = all(part.isascii() and part.isdecimal() and len(part) <= 2 and int(part) < 24 for part in parts)
     return "" if is_valid else "hours from 0 to 23, separated by ; such as 04 or 04;16"
@@ -149,5 +149,5 @@ class StoreConfig(Settings):
 
     @property
     def group_room(self) -> int:
-        """The most bytes that an atomic group may have; two of the largest records fit."""
+        """The maximum size of an atomic group in bytes; two of the largest records fit."""
         return max(self.group_bytes_max, 2 * (self.message_bytes_max + SPARE_BYTES))

@@ -1,9 +1,10 @@
-"""One consumer's reads of queues: at once what memory or the page cache has, in a worker thread what the disk has.
+"""One consumer's reads of queues: memory and the page cache at once, the disk in a worker thread.
 
-Pulls, subscriptions and shared groups all read through this. `read` never waits. Where it returns None the records are
-far behind the tail: a task of the peer reads them in a thread, one place after the other, and `done` is called when
-`read` has the answer. What the consumer does not fetch stays in memory, so the task pauses when `ahead_max`
-answers wait. When the peer may start no more tasks the reader is `stalled` and tries again at the next `read`.
+Pulls, subscriptions and shared groups all read through a `QueueReader`. `read` never waits. If it returns None, the
+records are far behind the tail: a task of the peer reads them in a thread, one place after the other, and `done` is
+called when `read` has the answer. Results that the consumer does not fetch stay in memory, so the task pauses when
+`ahead_max` of them wait. When the peer may start no more tasks the reader is `stalled` and tries again at the next
+`read`.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Hashable
@@ -66,9 +67,9 @@ class QueueReader:
         self._readers = readers
         self._done = done
         self._ahead_max = ahead_max
-        self._line: dict[Hashable, QueueRead] = {}  # for the thread, first come, first served
+        self._line: dict[Hashable, QueueRead] = {}  # reads for the thread, first come, first served
         self._found: dict[Hashable, QueueRead] = {}
-        self.working = False  # a task of the peer is reading
+        self.working = False  # whether a task of the peer is reading
         self.stalled: Refused | None = None  # why the peer may start no read
 
     @property
@@ -78,7 +79,7 @@ class QueueReader:
 
     @property
     def has_read(self) -> bool:
-        """Whether the thread has read something that was not fetched yet."""
+        """Whether the thread has results that were not fetched yet."""
         return bool(self._found)
 
     def read(
@@ -126,7 +127,7 @@ class QueueReader:
             self._found.pop(place, None)
 
     def keep_only(self, places: Collection[Hashable]) -> None:
-        """Drop finished and pending reads for all places except *places*, so that those are read first."""
+        """Drop finished and pending reads for all other places, so that those for *places* are done first."""
         for place in [place for place in self._found if place not in places]:
             del self._found[place]
 

@@ -1,7 +1,7 @@
 """The store: one log, the queues and keys that index it, and the tasks that make it durable.
 
-A `Store` opens a directory, makes its parts and connects them; whoever uses it calls the parts. `Writer.append` extends
-the log in memory. `Committer.commit`, called once per socket read, writes all of it to the operating system in one
+A `Store` opens a directory, makes its parts and connects them; its users call the parts. `Writer.append` extends the
+log in memory. `Committer.commit`, called once per socket read, writes everything new to the operating system in one
 call. With ``flush = "sync"`` records become readable when they are durable, with ``"async"`` when they are written.
 Methods that are not ``async`` are atomic.
 """
@@ -89,7 +89,7 @@ class Store:
         self.writer = Writer(config, self.tail, self.queues, self.committer, self.admission)
         self.notes = NoteWriter(self.writer, self.committer, self.queues, config, clock)
         self.readers = Readers(disk, self.pages, self.queues, self.readable_end, repairs, verify=config.verify_reads)
-        # With async flush, whatever is written is readable already.
+        # With async flush, everything written is readable already.
         self.early_readers = self.readers.up_to(self.readable_end.early) if is_sync else self.readers
         self.lookup = Lookup(
             disk,
@@ -155,7 +155,7 @@ class Store:
 
         Args:
           report: called a few times a second with the bytes done, the total bytes, and the records so far.
-          dispatchers: supply the codes of a topic's entries, by topic.
+          dispatchers: compute the codes of a topic's entries, by topic.
 
         Raises:
           StoreLocked: another process has it open; the text says which.
@@ -287,7 +287,7 @@ class Store:
 
     @property
     def delivers_early(self) -> bool:
-        """Whether early readers read records before others do."""
+        """Whether early readers read records before other readers."""
         return self.early_readers is not self.readers
 
     # ---- queues

@@ -1,1 +1,1 @@
-"""Files: segments, the page cache, checkpoints, and disks that are not there."""
+"""Files: segments, the page cache, checkpoints, and a disk that only records changes."""

@@ -1,4 +1,4 @@
-"""The ``checkpoint`` page: how far the log is durable and indexed, and the id of the valid journal of queues.
+"""The ``checkpoint`` page: the ends of the durable and of the indexed log, and the id of the valid journal of queues.
 
 ``checkpoint`` is RocketMQ's page of 4096 bytes with its timestamps (StoreCheckpoint.java). Martlet's fields follow in
 the same 512 bytes, so both are written or neither is; they have their own CRC. RocketMQ does not change those bytes, so
@@ -30,8 +30,9 @@ NO_JOURNAL: Final = -1
 class Checkpoint(msgspec.Struct):
     """Below ``position`` the log and its consume-queue entries are durable; below ``index_position`` the keys are.
 
-    ``position`` is -1 if only RocketMQ's part of the page could be read: its timestamps say up to which store time the
-    log, consume queues and index were flushed. ``journal_generation`` is -1 if the queues must be rebuilt from the log.
+    ``position`` is -1 if only RocketMQ's part of the page could be read: its timestamps give the store time up to which
+    the log, consume queues and index were flushed. ``journal_generation`` is -1 if the queues must be rebuilt from the
+    log.
     """
 
     log_ms: int = 0
@@ -64,31 +65,31 @@ def parse_checkpoint(data: bytes | None) -> Checkpoint | None:
     if data is None or len(data) < TIMES.size:
         return None
     times = TIMES.unpack_from(data)
-    found = Checkpoint(*times)
+    checkpoint = Checkpoint(*times)
     # RocketMQ creates the file as a whole page.
-    found.known = len(data) < PAGE_BYTES or any(data[OURS_AT:OURS_END])
+    checkpoint.known = len(data) < PAGE_BYTES or any(data[OURS_AT:OURS_END])
     if len(data) < OURS_END:
-        return found
+        return checkpoint
     (page_crc,) = CRC.unpack_from(data, OURS_AT + OURS.size)
     if data[OURS_AT : OURS_AT + 8] == OURS_MAGIC and page_crc == crc32(data[OURS_AT : OURS_AT + OURS.size]):
         (
             _,
-            found.position,
-            found.index_position,
-            found.index_entries,
-            found.index_crc,
-            found.journal_generation,
-            found.journal_length,
-            found.journal_crc,
-            found.orderly,
+            checkpoint.position,
+            checkpoint.index_position,
+            checkpoint.index_entries,
+            checkpoint.index_crc,
+            checkpoint.journal_generation,
+            checkpoint.journal_length,
+            checkpoint.journal_crc,
+            checkpoint.orderly,
             *copied,
         ) = OURS.unpack_from(data, OURS_AT)
-        found.shared = tuple(copied) != times
-    return found
+        checkpoint.shared = tuple(copied) != times
+    return checkpoint
 
 
 def stopped_in_order(checkpoint: Checkpoint | None, *, abort: bool) -> bool:
-    """Return whether the last process closed the store; *abort*: whether a file of that name, RocketMQ mark, exists."""
+    """Return whether the last process closed the store; *abort*: whether RocketMQ's mark, that file, exists."""
     if checkpoint is None or checkpoint.position < 0:
         return not abort
     return checkpoint.orderly and not (abort and checkpoint.shared)

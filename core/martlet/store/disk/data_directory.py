@@ -1,4 +1,4 @@
-"""The data directory: which process has it open, and the files that other modules keep in it."""
+"""The data directory: its lock for one process, and the files that other modules keep in it."""
 
 import logging
 import os
@@ -108,7 +108,7 @@ class DataDirectory:
             self._files.unlink(path)
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in *folder* of the directory; none if there is no such folder."""
+        """Return the names in *folder* of the directory; an empty list if there is no such folder."""
         return self._disk.names(f"{self.path}/{folder}")
 
     def lacks_newest(self, name: str) -> bool:

@@ -1,7 +1,7 @@
 """A disk for a dry run of a start: it reads another disk and keeps every change in memory.
 
-So the code of the start itself computes what a start would do, and `DryDisk.changes` reports it. Memory is needed for
-everything written: 20 bytes per message of a consume queue that is rebuilt.
+So the code of a start itself computes the changes that a start would make, and `DryDisk.changes` reports them. Memory
+is needed for everything written: 20 bytes per message of a consume queue that is rebuilt.
 """
 
 import errno
@@ -17,7 +17,7 @@ __all__ = ["DryDisk"]
 T = TypeVar("T")
 
 PAGE_BYTES: Final = 65536
-NOTHING: Final = -1  # instead of a descriptor of the disk below
+NOTHING: Final = -1  # replaces the descriptor of the disk below
 
 
 @final
@@ -73,14 +73,14 @@ class DryDisk:
 
     def changes(self) -> dict[str, str]:
         """Return the differences from the disk below: ``created``, ``changed`` or ``removed``, by path."""
-        found: dict[str, str] = {}
+        changes: dict[str, str] = {}
         for directory, names in self._entries.items():
             for name, entry in names.items():
                 path = f"{directory}/{name}"
                 kind = self._difference(path, entry) if not isinstance(entry, _Directory) else ""
                 if kind:
-                    found[path] = kind
-        return dict(sorted(found.items()))
+                    changes[path] = kind
+        return dict(sorted(changes.items()))
 
     def _difference(self, path: str, file: _File | None) -> str:
         try:
@@ -219,7 +219,7 @@ class DryDisk:
         self._open[fd][0].truncate(size)
 
     def sync(self, fd: int) -> None:
-        """Do nothing: what is written stays in memory, so no write is ever durable."""
+        """Do nothing: writes stay in memory and never become durable."""
 
     def next_data(self, fd: int, position: int) -> int:
         file, source = self._open[fd]
@@ -236,7 +236,7 @@ class DryDisk:
             raise _error(errno.ENOENT, path)
 
     def sync_everything(self, path: str) -> None:
-        """Do nothing, like `sync`."""
+        """Do nothing, as `sync`."""
 
     def make_directory(self, path: str) -> None:
         while path.strip("/") and (found := self._find(path)) is not DIRECTORY:
@@ -246,13 +246,13 @@ class DryDisk:
             path = os.path.dirname(path)
 
     def names(self, path: str) -> list[str]:
-        found = set(self.below.names(path))
+        known = set(self.below.names(path))
         for name, entry in self._entries.get(path, {}).items():
             if entry is None:
-                found.discard(name)
+                known.discard(name)
             else:
-                found.add(name)
-        return sorted(found)
+                known.add(name)
+        return sorted(known)
 
     def rename(self, source: str, target: str) -> None:
         found = self._find(source)
@@ -278,7 +278,7 @@ class DryDisk:
             raise _error(errno.ENOTEMPTY, path)
         self._set(path, None)
 
-    # ---- the rest
+    # ---- other operations
 
     def lock(self, path: str) -> int:
         """Lock *path* of the disk below if it exists and is writable; otherwise no process can have it open."""

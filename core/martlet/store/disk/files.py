@@ -63,7 +63,7 @@ class Disk(Protocol):
         ...
 
     def read_now(self, fd: int, size: int, position: int) -> bytes | bytearray | None:
-        """Return *size* bytes, fewer only at the end of the file; None if that would wait for the disk."""
+        """Return *size* bytes, fewer only at the end of the file; None if the read would wait for the disk."""
         ...
 
     def write(self, fd: int, data: Bytes, position: int) -> None:
@@ -99,7 +99,7 @@ class Disk(Protocol):
         ...
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in directory *path*; none if there is no such directory."""
+        """Return the sorted names in directory *path*; an empty list if there is no such directory."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...
@@ -109,7 +109,7 @@ class Disk(Protocol):
     def remove_directory(self, path: str) -> None: ...
 
     def lock(self, path: str) -> int:
-        """Lock *path* exclusively and return its descriptor; closing that unlocks it. Raises StoreLocked."""
+        """Lock *path* exclusively and return its descriptor; closing the descriptor unlocks it. Raises StoreLocked."""
         ...
 
     def usage(self, path: str) -> Usage: ...
@@ -187,7 +187,7 @@ class RealDisk:
             return os.lseek(fd, position, os.SEEK_DATA)
         except OSError as error:
             size = os.fstat(fd).st_size
-            # ENXIO: only a hole follows. Any other error: the file system does not tell.
+            # ENXIO: only a hole follows. Any other error: the file system does not report holes.
             return size if error.errno == errno.ENXIO else _skip_zeros(fd, position, size)
 
     def sync_directory(self, path: str) -> None:
@@ -249,7 +249,7 @@ class RealDisk:
         return Usage(used + free, free)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        # `run_sync` accepts everything that has the interface of a limiter, but its type does not say so.
+        # `run_sync` accepts everything with the interface of a limiter, but its type is narrower.
         return await trio.to_thread.run_sync(work, limiter=ThreadLimiter())  # type: ignore[arg-type]
 
 
@@ -271,7 +271,7 @@ class ThreadLimiter:
         self._limiter = trio.to_thread.current_default_thread_limiter()
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Wait for a free thread; `run_sync` itself is a checkpoint, so this need not be one."""
+        """Wait for a free thread; `run_sync` itself is a checkpoint, so this method need not be one."""
         try:
             self._limiter.acquire_on_behalf_of_nowait(borrower)
         except trio.WouldBlock:
@@ -347,7 +347,7 @@ class Files:
             self._give(held)
 
     def read_now(self, path: str, size: int, position: int) -> bytes | bytearray | None:
-        """Like `read`, but return None if that would wait for the disk."""
+        """As `read`, but return None if the read would wait for the disk."""
         held = self._take(path)
         try:
             return self.disk.read_now(held.fd, size, position)
@@ -391,7 +391,7 @@ class Files:
             self._give(held)
 
     def next_data(self, path: str, position: int) -> int:
-        """Like `Disk.next_data`."""
+        """As `Disk.next_data`."""
         held = self._take(path)
         try:
             return self.disk.next_data(held.fd, position)
@@ -402,7 +402,7 @@ class Files:
             self._give(held)
 
     def truncate(self, path: str, size: int) -> None:
-        """Like `Disk.truncate`."""
+        """As `Disk.truncate`."""
         held = self._take(path)
         try:
             self.disk.truncate(held.fd, size)
@@ -461,7 +461,7 @@ def name_path(error: OSError, path: str) -> None:
 def atomic_write(disk: Disk, path: str, *pieces: bytes) -> None:
     """Replace the content of *path* by the concatenated *pieces*.
 
-    After a crash it holds the old content or the new, and ``path.bak`` the previous one. Between the two renames the
+    After a crash *path* has the old content or the new, and ``path.bak`` the previous one. Between the two renames the
     newest generation exists only as ``path.tmp``. After a crash or an error there, the next call completes the rename
     before it writes anything.
     """
@@ -484,7 +484,7 @@ def atomic_write(disk: Disk, path: str, *pieces: bytes) -> None:
 
 
 def _write_new(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
-    """Create *path* with *pieces* and sync it; remove it after an error, so that it takes no space of a full disk."""
+    """Create *path* with *pieces* and sync it; after an error, remove it, so that it takes no space of a full disk."""
     fd = disk.open(path, create=True)
     try:
         position = 0
@@ -516,10 +516,10 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def read_generation(disk: Disk, path: str, parse: Callable[[bytes], T]) -> T | None:
-    """Return *parse* of the newest generation of *path* that it accepts; None if there is none.
+    """Return the result of *parse* for the newest generation of *path* that it accepts; None if there is none.
 
-    *parse* rejects a generation by raising MartletError or ValueError. After a crash between the
-    two renames of `atomic_write`, the newest is ``path.tmp``.
+    *parse* rejects a generation by raising MartletError or ValueError. After a crash between the two renames of
+    `atomic_write`, the newest is ``path.tmp``.
     """
     for generation in (path, path + ".tmp", path + ".bak"):
         data = read_file(disk, generation)

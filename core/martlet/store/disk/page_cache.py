@@ -29,7 +29,7 @@ class Page:
         self.end = base + len(data)
         self.view = memoryview(data).toreadonly()
         self.trusted = trusted
-        # The last search of the page, up to where, and the places that it found: see `needle_match`.
+        # The last search of the page: its condition, its end, and the places found (`needle_match`).
         self.searched: tuple[Find, int, list[int] | None] | None = None
 
 
@@ -41,9 +41,9 @@ class PageCache:
         self.segments = segments
         self.page_bytes = page_bytes
         self.cache_bytes = cache_bytes
-        # From here on this process wrote the log, so CRCs are not checked.
+        # From this position on, this process wrote the log, so CRCs are not checked.
         self.trusted_from = 0
-        # From here on only pinned pages are valid: the file has not been written there yet.
+        # From this position on, only pinned pages are valid: the file has not been written there yet.
         self.final_end = 1 << 63
         self.pinned: dict[int, Page] = {}
         self._held: OrderedDict[int, Page] = OrderedDict()
@@ -69,11 +69,11 @@ class PageCache:
         return page
 
     def load(self, position: int) -> Page | None:
-        """Return the page of *position*, read from disk if necessary; None if the log has nothing there."""
+        """Return the page of *position*, read from disk if necessary; None if the log does not contain it."""
         return self._load(position, self.segments.read)
 
     def load_now(self, position: int) -> Page | None:
-        """Like `load`, but without waiting for the disk: None if it is neither in memory nor in the page cache."""
+        """As `load`, but without waiting for the disk: None if the page is neither in memory nor in the page cache."""
         return self._load(position, self.segments.read_now)
 
     def load_few(self, few_bytes: int) -> Callable[[int], Page | None]:
@@ -152,7 +152,7 @@ class LogWriter:
         self.segment = Segment("", 0, 0)
         self.position = 0
         self.written = 0
-        # Where the first unwritten atomic group begins; -1 if there is none.
+        # The begin of the first unwritten atomic group; -1 if there is none.
         self.first_group = -1
         self.data = bytearray()
         self.page = Page(0, self.data, True)
@@ -229,7 +229,7 @@ class LogWriter:
         self.position = self.written = self.pages.final_end = self.segment.end
 
     def write_out(self) -> None:
-        """Write everything appended since the last call; it is all in one segment.
+        """Write everything appended since the last call; all of it is in one segment.
 
         Raises:
           OSError: the write failed; everything since the last call is undone.
@@ -285,7 +285,7 @@ class LogWriter:
             self.pages.hold(self.pages.pinned.pop(base))
 
     def rewind(self, position: int) -> None:
-        """Drop from memory everything from *position* on, which is unwritten and in this segment."""
+        """Drop from memory everything from *position* on; it is unwritten and in this segment."""
         self.position = position
         if self.first_group >= position:
             self.first_group = -1

@@ -21,23 +21,23 @@ def numbered_names(names: list[str]) -> list[int]:
 
 
 def _segments_among(sizes: dict[int, int], certain: list[int], segment_bytes: int) -> set[int]:
-    """Return which of the files, given by first position and size, are segments.
+    """Return the positions of the files, given by first position and size, that are segments.
 
     The *certain* ones begin with a record for their position. Another file may have a damaged head or no record yet. It
     is accepted if it fits: it overlaps none, and its distance from them is a multiple of the segment size, or zero.
     """
     if not sizes:
         return set()
-    found = set(certain or [max(sizes, key=lambda start: (sizes[start], -start))])
+    segments = set(certain or [max(sizes, key=lambda start: (sizes[start], -start))])
     # All files found so far may be short.
-    first, units = min(found), {max(sizes[start] for start in found), segment_bytes} - {0}
+    first, units = min(segments), {max(sizes[start] for start in segments), segment_bytes} - {0}
     for start, size in sizes.items():
-        if start in found or any(known < start + size and start < known + sizes[known] for known in found):
+        if start in segments or any(known < start + size and start < known + sizes[known] for known in segments):
             continue
-        beside = any(start in (known, known + sizes[known]) or start + size == known for known in found)
+        beside = any(start in (known, known + sizes[known]) or start + size == known for known in segments)
         if beside or any((start - first) % unit == 0 for unit in units):
-            found.add(start)
-    return found
+            segments.add(start)
+    return segments
 
 
 @final
@@ -104,10 +104,11 @@ class Segments:
         return sizes
 
     def bytes_on_disk(self, least: int) -> int:
-        """Return the size that the segments on disk have, or shall have; the configured one if there are none.
+        """Return the segment size of the files on disk, which all except the newest have; without files, the
+        configured size.
 
-        All of them have it but the newest, which a crash or a copy may have left short. If that is the only one, it is
-        whole if it has at least *least* bytes and is not full of records, which are then cut off.
+        A crash or a copy may have left the newest short. If it is the only one, it counts as whole if it has at least
+        *least* bytes and is not full of records, which are then cut off.
         """
         sizes = self._sizes()
         self.strays = []
@@ -162,9 +163,9 @@ class Segments:
         items = self.items
         index = bisect_right(self._starts, position) - 1
         if 0 <= index < len(items):
-            found = items[index]
-            if found.start <= position < found.end:
-                return found
+            segment = items[index]
+            if segment.start <= position < segment.end:
+                return segment
         # There is none, or a removal moved the list while this thread searched it.
         return next((each for each in items if each.start <= position < each.end), None)
 
@@ -182,7 +183,7 @@ class Segments:
         return made
 
     def _move_stray(self, path: str) -> None:
-        """If something else has the name of the next segment, rename it."""
+        """Rename anything else with the name of the next segment."""
         logger.warning("%s has the name of the next segment but is none; renaming it", path)
         self.files.disk.rename(path, f"{path}.stray")
 
@@ -208,7 +209,7 @@ class Segments:
         return gone
 
     def read(self, position: int, size: int) -> bytes:
-        """Return up to *size* bytes of one segment from *position* on; empty if there are none."""
+        """Return up to *size* bytes of one segment from *position* on; empty if it has none."""
         segment = self.find(position)
         if segment is None:
             return b""
@@ -217,7 +218,7 @@ class Segments:
         except FileNotFoundError:
             if self.find(position) is segment:
                 raise
-            return b""  # it was removed meanwhile
+            return b""  # removed meanwhile
 
     def head_store_ms(self, segment: Segment) -> int:
         """Return the store time of the record at the head of *segment*; 0 if there is none."""
@@ -228,11 +229,11 @@ class Segments:
         return record.store_ms if record.magic in MAGICS else 0
 
     def read_now(self, position: int, size: int) -> bytes | bytearray | None:
-        """Like `read`, but return None if that would wait for the disk, or fails, or there is no data."""
+        """As `read`, but return None if the read would wait for the disk, or fails, or there is no data."""
         segment = self.find(position)
         if segment is None:
             return None
         try:
             return self.files.read_now(segment.path, min(size, segment.end - position), position - segment.start)
         except OSError:
-            return None  # `read` reports it
+            return None  # `read` reports the error

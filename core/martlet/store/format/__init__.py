@@ -1,1 +1,1 @@
-"""The meaning of bytes that only the store writes: tags, notes, atomic groups, light queues."""
+"""The format of bytes that only the store writes: tags, notes, atomic groups, light queues."""

@@ -110,7 +110,7 @@ def whole_group(data: Buffer, start: int, room: int, base: int) -> int:
 
 
 def _is_usual(data: Buffer, start: int, end: int, topic_at: int, crc: int) -> bool:
-    """Like `_is_intact`, for a V1 record with IPv4 hosts and a complete header; the topic's length is at *topic_at*."""
+    """As `_is_intact`, for a V1 record with IPv4 hosts and a complete header; the topic's length is at *topic_at*."""
     at = topic_at + 1 + data[topic_at]
     if at + 2 > end or at + 2 + (data[at] << 8 | data[at + 1]) != end:
         return False
@@ -193,7 +193,7 @@ def may_begin_at(segments: Segments, segment: Segment, position: int) -> bool:
 
 
 def lacks_magic(segments: Segments, segment: Segment, position: int) -> bool:
-    """Return whether a whole group begins at *position* that lacks only the byte which is written last."""
+    """Return whether a group at *position* is whole except for the byte that is written last."""
     head = segments.read(position, MARK_AT + 1)
     if len(head) <= MARK_AT or head[MARK_AT] & LAST != FIRST or head[MAGIC_AT]:
         return False
@@ -201,7 +201,7 @@ def lacks_magic(segments: Segments, segment: Segment, position: int) -> bool:
 
 
 def _is_whole_at(segments: Segments, segment: Segment, position: int) -> bool:
-    """Return whether all of a group is at *position*, without regard to the first byte of its magic, written last."""
+    """Return whether a whole group is at *position*, ignoring the first byte of its magic, which is written last."""
     want = BLOCK_BYTES
     while True:
         data = bytearray(segments.read(position, want))

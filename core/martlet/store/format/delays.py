@@ -1,7 +1,7 @@
-"""RocketMQ's delay levels: when a message of the schedule topic is due.
+"""RocketMQ's delay levels: the due times of messages of the schedule topic.
 
-RocketMQ's schedule service reads that from the queue entry, so the entries must be right whichever plugins are enabled.
-The timer plugin replaces the table here by the configured one.
+RocketMQ's schedule service reads the due time from the queue entry, so the entries must be right whichever plugins are
+enabled. The timer plugin replaces the table here by the configured one.
 """
 
 from collections.abc import Sequence

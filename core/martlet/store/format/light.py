@@ -100,7 +100,7 @@ def _checked(name: bytes) -> str:
 
 
 def _is_half_lite(rest: bytes) -> bool:
-    """Return whether *rest* of a name is almost a lite topic of RocketMQ 5.5; its dispatcher stops at such names."""
+    """Return whether *rest* of a name is almost a lite topic of RocketMQ 5.5, whose dispatcher stops at such names."""
     if not rest.startswith(b"$"):
         return False
     parts = rest[1:].split(b"$")
@@ -120,7 +120,7 @@ def with_light_topics(properties: bytes, names: Iterable[str]) -> bytes:
 
 
 def with_places(properties: bytes, names: list[str], offsets: list[int]) -> bytes:
-    """Return *properties*, a result of `without_offsets`, with light topics *names* and the *offsets* there."""
+    """Return *properties*, a result of `without_offsets`, with light topics *names* and *offsets*, one for each."""
     properties = with_light_topics(properties, names)
     separator = b"" if properties[-1] == 2 else b"\x02"
     return b"%b%b%b\x01%b\x02" % (properties, separator, OFFSETS_BYTES, ",".join(map(str, offsets)).encode())
@@ -132,7 +132,7 @@ def without_offsets(properties: bytes) -> bytes:
 
 
 def light_places(topic: bytes, properties: bytes) -> list[tuple[bytes, int]]:
-    """Return the light topics that a stored record of *topic* says index it, and its offset in each."""
+    """Return the light topics that a stored record of *topic* names as its indexes, and its offset in each."""
     if not _may_name_places(topic):
         return []
     names, offsets = _listed(properties)
@@ -148,11 +148,11 @@ def light_places(topic: bytes, properties: bytes) -> list[tuple[bytes, int]]:
 
 def places(record: Record) -> list[tuple[str, int, int]]:
     """Return topic, queue id and offset of every queue that *record* names, its own first."""
-    found = [(record.topic, record.queue_id, record.queue_offset)]
+    queue_places = [(record.topic, record.queue_id, record.queue_offset)]
     if record.properties.find(MULTI) >= 0:
         named = light_places(record.topic.encode(), record.properties)
-        found += [(name.decode("utf-8", "replace"), 0, offset) for name, offset in named]
-    return found
+        queue_places += [(name.decode("utf-8", "replace"), 0, offset) for name, offset in named]
+    return queue_places
 
 
 def names_place(record: RecordView, topic: bytes, offset: int) -> bool:

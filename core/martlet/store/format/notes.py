@@ -1,4 +1,4 @@
-"""Internal records of the store: facts on queues that the other records in the log do not tell.
+"""Internal records of the store: facts about queues that no other record in the log contains.
 
 A *deletion* invalidates all earlier records of a topic. An *offset note* gives the next offsets of queues whose records
 retention removes, or which have none yet. An *expiry note* gives the first offsets of queues whose topic's own
@@ -27,7 +27,7 @@ __all__ = [
     "read_note",
 ]
 
-# No legal name of a topic begins with it: no client can create, list, read or write one (TopicValidator allows no dot).
+# Prefix of no legal topic name: no client can create, list, read or write such a topic (TopicValidator allows no dot).
 OWN_PREFIX: Final = "martlet."
 NOTES_TOPIC: Final = OWN_PREFIX + "store"
 NOTES_BYTES: Final = NOTES_TOPIC.encode()
@@ -36,7 +36,7 @@ QueueEnd = tuple[str, int, int]
 
 
 class Note(NamedTuple):
-    """The content of a note, with queues as topic, queue id and offset; a note of a later version says nothing.
+    """The content of a note, with queues as topic, queue id and offset; a note of a later version counts as empty.
 
     ``deleted`` is the topic that was deleted, or empty. The queues of ``ends`` continue at these offsets, and consumers
     get no message of the queues of ``expired`` before these offsets.
@@ -87,7 +87,7 @@ def is_note(topic: bytes) -> bool:
 
 
 def read_note(body: bytes) -> Note:
-    """Return what the note with *body* says."""
+    """Return the content of the note with *body*."""
     try:
         content = msgpack.unpackb(body)
         deleted, ends, expired = (content.get(key, ()) for key in ("deleted", "next", "expired"))

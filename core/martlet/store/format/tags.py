@@ -1,7 +1,7 @@
-"""The code that a consume-queue entry contains besides position and size.
+"""The code in a consume-queue entry besides position and size.
 
-Usually it is the hash code of the TAGS property, by which consumers filter. A plugin may supply another for a topic:
-in RocketMQ's schedule topic it is the time at which the message is due (CommitLog.checkMessageAndReturnSize).
+Usually it is the hash code of the TAGS property, by which consumers filter. A plugin may supply another for a topic: in
+RocketMQ's schedule topic it is the time at which the message is due (CommitLog.checkMessageAndReturnSize).
 """
 
 import logging
@@ -23,9 +23,9 @@ REMEMBERED_BYTES_MAX: Final = 256
 
 @final
 class TagCodes:
-    """Computes the code of a property string; caches those of recent tags.
+    """Computes the code of a property string; caches the codes of recent tags.
 
-    A tag is evicted if it is not used while as many others are as a generation holds.
+    A tag is evicted if it is not used while a generation fills with other tags.
     """
 
     def __init__(self) -> None:

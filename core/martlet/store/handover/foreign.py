@@ -1,9 +1,9 @@
-"""Loads the consume queues of a store that RocketMQ wrote; only the files tell what they contain.
+"""Loads the consume queues of a store that RocketMQ wrote; their content is known only from their files.
 
 They are checked against the log without reading it: records and fillers cover each segment without a gap, and each
 record has one entry. If the entries of a segment do not cover it exactly, some are missing or wrong, and all queues are
-rebuilt from the log. All queues are rebuilt as well if light queues may have been in use: only the records say how many
-entries those should have.
+rebuilt from the log. All queues are rebuilt as well if light queues may have been in use: the number of their entries
+is known only from the records.
 """
 
 import sys
@@ -65,7 +65,7 @@ class ForeignQueues:
         self._sums = {segment.start: _Sums() for segment in segments.items}
 
     def load(self) -> bool:
-        """Return whether the queues contain every record of the log; otherwise all must be rebuilt from it."""
+        """Return whether the queues contain every record of the log; otherwise all must be rebuilt from the log."""
         files = self.queues.files
         disk = files.files.disk
         topics = disk.names(files.directory)
@@ -145,7 +145,7 @@ class ForeignQueues:
         if self.limit != NOWHERE:
             end = self._last_sound(queue, low, end)
         queue.begin_at(end)
-        # Blocks that RocketMQ started have no CRC; the next whole block has one.
+        # Blocks begun by RocketMQ have no CRC; the next whole block has one.
         queue.begins = end == low
         queue.store_from(self.queues.first_behind(queue, low, end, self.segments.start))
         queue.unsure_names = self.limit != NOWHERE

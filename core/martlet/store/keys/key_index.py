@@ -50,14 +50,15 @@ class KeyIndex:
         self.store_ms = 0
         # A query found an impossible entry: the index must be rebuilt.
         self.damaged = False
-        # Files that existed at the start, and how many slots of each are in use.
+        # Files that existed at the start, and the number of used slots of each.
         self.unchecked: list[tuple[str, int]] = []
         # A thread is writing the result of `ActiveFile.take_slots`.
         self.saving = False
         self.pending: deque[Waiting] = deque()
-        # The size of the properties that wait, and how much work they are: messages, and spaces between keys.
+        # Size of the waiting properties, and the work that they are: the number of messages and of spaces between keys.
         self.pending_bytes = self.pending_keys = 0
-        # Keys of the first message that waits, which has so many that they take several slices; None before it begins.
+        # Keys left of the first waiting message, which has so many that they take several slices; None before it
+        # begins.
         self._rest: list[bytes] | None = None
 
     def begin(self, checkpoint: Checkpoint | None, segments: Segments, end: int, *, clean: bool) -> None:
@@ -102,7 +103,7 @@ class KeyIndex:
     # ---- keys
 
     def accept(self, appended: Sequence[Waiting]) -> None:
-        """Take the messages of a commit, which then wait for `drain`; without keys there is nothing to wait for."""
+        """Queue the messages of a commit for `drain`; messages without keys are skipped."""
         joined = b"".join([properties for _, _, _, _, properties in appended])
         if self.pending or b"KEY" in joined:
             self.pending.extend(appended)
@@ -113,7 +114,7 @@ class KeyIndex:
             self.store_ms = max(self.store_ms, store_ms)
 
     def forget_pending(self) -> None:
-        """Drop what waits; whoever reads the log from ``position`` on finds it again."""
+        """Drop the waiting messages; a reader of the log from ``position`` on finds them again."""
         self.pending.clear()
         self.pending_bytes = self.pending_keys = 0
         self._rest = None
@@ -135,7 +136,7 @@ class KeyIndex:
         return bool(pending)
 
     def index(self, waiting: Waiting, budget: int) -> int:
-        """Index about *budget* keys of the message; return what is left of that. Call it again while `is_within`."""
+        """Index about *budget* keys of the message; return the budget left. Call it again while `is_within`."""
         queue, position, _, store_ms, properties = waiting
         if properties.find(b"KEY") < 0:
             if store_ms > self.store_ms:
@@ -159,7 +160,7 @@ class KeyIndex:
 
     @property
     def is_within(self) -> bool:
-        """Whether some keys of a message are indexed, and others not."""
+        """Whether a message has both keys that are indexed and keys that are not."""
         return self._rest is not None
 
     def _nearly_full(self) -> bool:
@@ -209,7 +210,7 @@ class KeyIndex:
                 break
             yield
         code = self.hashes.of(queue, key)
-        found: dict[int, None] = {}
+        positions: dict[int, None] = {}
         for item in reversed(list(self.files.items)):
             if item.begin_ms > end_ms or item.end_ms < begin_ms or item not in self.files.items:
                 continue
@@ -227,10 +228,10 @@ class KeyIndex:
                 at = item.begin_ms + seconds * 1000
                 # Entries contain whole seconds.
                 if begin_ms - 999 <= at <= end_ms:
-                    found[position] = None
-                    if len(found) >= count_max:
-                        return list(found)
-        return list(found)
+                    positions[position] = None
+                    if len(positions) >= count_max:
+                        return list(positions)
+        return list(positions)
 
     def _chain(self, item: IndexFile, code: int) -> Generator[tuple[int, int] | Blocking[bytes] | None, None, None]:
         """Yield position and seconds of each entry with the hash *code*; at the end of a slice yield as `Steps` do."""

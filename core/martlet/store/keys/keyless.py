@@ -1,4 +1,4 @@
-"""Tells whether the records that a key index does not cover have keys."""
+"""Tests whether the records that a key index does not cover have keys."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ LOOK_BYTES: Final = 16 * 1024 * 1024
 
 
 def is_keyless(segments: Segments, start: int, end: int) -> bool:
-    """Return whether no record from log position *start* to *end* has a key; False if unknown or slow to find out."""
+    """Return whether no record from log position *start* to *end* has a key; False if unknown or slow to check."""
     for segment in segments.items:
         at = max(start, segment.start)
         while at < min(end, segment.end):
@@ -47,7 +47,7 @@ def record_end(segments: Segments, position: int) -> int:
 
 
 def _has_keys(record: RecordView) -> bool:
-    """Return whether the record is indexed by key; one of a rolled back transaction is not."""
+    """Return whether the record is indexed by key; a record of a rolled back transaction is not."""
     properties = record.properties
     named = b"UNIQ_KEY\x01" in properties or b"KEYS\x01" in properties
     return named and record.sys_flag & TRANSACTION_MASK != ROLLBACK

@@ -10,7 +10,7 @@ __all__ = ["FirstOffsets"]
 
 @final
 class FirstOffsets:
-    """Tracks which queues may still begin with removed records; readers of such records get an error."""
+    """Tracks the queues that may still begin with removed records; readers of such records get an error."""
 
     def __init__(self, queues: Queues, segments: Segments) -> None:
         self._queues = queues
@@ -39,7 +39,7 @@ class FirstOffsets:
         queues, start = self._queues, self._segments.start
         while self._behind and count:
             queue, _ = self._behind.popitem()
-            if queues.find(queue.topic, queue.queue_id) is queue:  # else its topic was deleted
+            if queues.find(queue.topic, queue.queue_id) is queue:  # otherwise its topic was deleted
                 if not queues.advance_first(queue, start):
                     self._stuck[queue] = None
                 count -= 1

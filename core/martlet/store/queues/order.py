@@ -89,7 +89,7 @@ class Order:
         return unknown and (self.foreign or 0 < offset <= position // RECORD_BYTES_MIN)
 
     def _decide(self, queue: Queue, suspect: _Suspect, offset: int) -> None:
-        """Decide on *suspect*; the next record says *offset*."""
+        """Decide on *suspect*; the next record has *offset*."""
         following = queue.next_offset
         if offset == suspect.offset + 1:
             self._believe(queue, suspect)

@@ -103,7 +103,7 @@ def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
     """Return the queues by topic and id after applying all entries of *data*.
 
     Raises:
-      ValueError: it is no journal.
+      ValueError: *data* is no journal.
     """
     topics: dict[str, dict[int, QueueState]] = {}
     at = 0

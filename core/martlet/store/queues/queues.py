@@ -43,9 +43,9 @@ KEPT_ENTRIES: Final = 64
 
 # Divides RocketMQ's 300,000 entries per file. Block CRCs take 4 bytes of memory per this many messages.
 BLOCK_ENTRIES: Final = 1000
-# 20 KB each.
+# Blocks in the cache, 20 KB each.
 BLOCKS_CACHED: Final = 64
-UNKNOWN: Final = 0  # instead of a CRC: RocketMQ started the block
+UNKNOWN: Final = 0  # replaces the CRC of a block that RocketMQ began
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
@@ -111,7 +111,7 @@ class Queue:
         # Consumers get no message before this offset, though the log may have it until its own retention.
         self.expired_to = 0
         self.next_offset = 0
-        self.put_bytes = 0  # of the records that were appended since the start
+        self.put_bytes = 0  # bytes of the records appended since the start
         self.watchers: list[Callable[[Queue], None]] | None = None
         # Entries [tail_offset, next_offset) are in memory, [.., saved) are in files.
         self.tail = bytearray()
@@ -121,17 +121,17 @@ class Queue:
         self.saved_end = 0
         # The number of the first block with a CRC, and the CRCs of all whole blocks from there on.
         self.blocks: tuple[int, array[int]] = (0, NO_CRCS)
-        # How far CRCs cover the files: `saved`, and the CRC of its block. A single attribute, so that threads see
-        # consistent values.
+        # The end of the CRCs' range in the files: `saved`, and the CRC of its block. A single attribute, so that
+        # threads see consistent values.
         self.mark: tuple[int, int] = (0, 0)
-        # Blocks before this number are in the journal; `changed` says whether anything else of the queue must be
-        # written there.
+        # Blocks before this number are in the journal; `changed` tells whether other state of the queue must be written
+        # there.
         self.journaled = 0
         self.changed = False
         # The log position of a note with this queue's next offset; -1 if there is none.
         self.noted = -1
         self.dirty = False
-        # Its file's content before `tail_offset` is unreliable.
+        # The file's content before `tail_offset` is unreliable.
         self.begins = True
         # A killed process may have created its files without syncing their names.
         self.unsure_names = False
@@ -159,7 +159,7 @@ class Queue:
         return f"<Queue {self.topic}/{self.queue_id} {self.first_offset}-{self.next_offset}>"
 
     def begin_at(self, offset: int) -> None:
-        """Start from scratch: empty, with *offset* as the first free one."""
+        """Restart empty, with *offset* as the first free offset."""
         self.next_offset = self.tail_offset = self.saved = offset
         self.store_from(offset)
         self.tail = bytearray()
@@ -247,7 +247,7 @@ class Queue:
         return self.tail_offset + low
 
 
-# Reads entries of a queue from its files: `QueueFiles.read`, or `read_now`, which returns None if that would wait.
+# Reads entries of a queue from its files: `QueueFiles.read`, or `read_now`, which returns None rather than wait.
 ReadEntries: TypeAlias = Callable[[Queue, int, int], bytes | None]
 # A queue and the entries to write to its files next.
 Unsaved: TypeAlias = tuple[Queue, bytes]
@@ -289,7 +289,7 @@ class QueueFiles:
         return data[: len(data) - len(data) % ENTRY_BYTES]
 
     def read_now(self, queue: Queue, offset: int, count: int) -> bytes | None:
-        """Like `read`, but return None if that would wait for the disk."""
+        """As `read`, but return None if the read would wait for the disk."""
         try:
             data = self.files.read_now(*self._place(queue, offset, count))
         except FileNotFoundError:
@@ -305,14 +305,15 @@ class QueueFiles:
     def write(self, queue: Queue, offset: int, entries: memoryview) -> set[str]:
         """Write *entries* from *offset* on and return the paths to sync.
 
-        For a queue that begins, its files contain only these entries afterwards; an error leaves that to be done.
+        The files of a queue that begins contain only these entries afterwards; after an error, the next write ensures
+        that.
         """
         written: set[str] = set()
         at = offset * ENTRY_BYTES
         if queue.begins:
             # The existing files belong to a deleted queue.
             self.remove(queue.topic, queue.queue_id)
-            # As RocketMQ does, so that the queue ends where its entries end (ConsumeQueue.fillPreBlank).
+            # Blanks as RocketMQ writes them, so that the queue ends where its entries end (ConsumeQueue.fillPreBlank).
             within = at % self.file_bytes
             at -= within
             entries = memoryview(BLANK_ENTRY * (within // ENTRY_BYTES) + bytes(entries))
@@ -355,7 +356,7 @@ class QueueFiles:
         return True
 
     def complete(self, queue: Queue) -> set[str]:
-        """Give all files of *queue* their full size, which RocketMQ checks; return the paths of those that changed."""
+        """Extend all files of *queue* to their full size, which RocketMQ checks; return the paths of changed files."""
         changed: set[str] = set()
         for start in self.starts(queue):
             path = self.path_of(queue, start)
@@ -365,7 +366,7 @@ class QueueFiles:
         return changed
 
     def cut(self, queue: Queue, end: int) -> None:
-        """Ensure that the files have nothing from offset *end* on."""
+        """Ensure that the files have no entries from offset *end* on."""
         at = end * ENTRY_BYTES
         for start in self.starts(queue):
             path = self.path_of(queue, start)
@@ -428,8 +429,8 @@ class QueueFiles:
 
 def queue_ids(names: list[str]) -> list[int]:
     """Return the queue ids among *names*, the directories of a topic; other names are ignored."""
-    found = (int(name) for name in names if name.isascii() and name.isdecimal() and len(name) <= 10)
-    return [queue_id for queue_id in found if queue_id <= QUEUE_ID_MAX and str(queue_id) in names]
+    ids = (int(name) for name in names if name.isascii() and name.isdecimal() and len(name) <= 10)
+    return [queue_id for queue_id in ids if queue_id <= QUEUE_ID_MAX and str(queue_id) in names]
 
 
 @final
@@ -491,7 +492,7 @@ class Queues:
     def entries(self, queue: Queue, offset: int, count: int) -> bytes:
         """Return entries from *offset* on, at most *count*; fewer at a block's end, none only if there are none.
 
-        A damaged block reads as none and is reported to `on_damage`.
+        The entries of a damaged block count as missing; the block is reported to `on_damage`.
         """
         try:
             return self.load_entries(queue, offset, count)
@@ -501,27 +502,27 @@ class Queues:
             return b""
 
     def load_entries(self, queue: Queue, offset: int, count: int) -> bytes:
-        """Like `entries`, but raises `BlockDamaged`."""
+        """As `entries`, but raises `BlockDamaged`."""
         if offset >= queue.tail_offset:
             at = (offset - queue.tail_offset) * ENTRY_BYTES
             return bytes(queue.tail[at : at + count * ENTRY_BYTES])
         return self.saved_entries(queue, offset, min(count, queue.tail_offset - offset))
 
     def entries_now(self, queue: Queue, offset: int, count: int) -> bytes | None:
-        """Like `load_entries`, but return None if that would wait for the disk."""
+        """As `load_entries`, but return None if the read would wait for the disk."""
         if offset >= queue.tail_offset:
             return self.load_entries(queue, offset, count)
         return self._saved(queue, offset, min(count, queue.tail_offset - offset), self.files.read_now)
 
     def entries_in_steps(self, queue: Queue, offset: int, count: int) -> Steps[bytes]:
-        """Like `load_entries`, but wait for the disk in a worker thread."""
+        """As `load_entries`, but wait for the disk in a worker thread."""
         data = self.entries_now(queue, offset, count)
         if data is None:
             data = yield from off_loop(partial(self.saved_entries, queue, offset, count))
         return data
 
     def saved_entries(self, queue: Queue, offset: int, count: int) -> bytes:
-        """Like `load_entries`, but only reads files; threads may call it."""
+        """As `load_entries`, but read only files; threads may call it."""
         data = self._saved(queue, offset, count, self.files.read)
         assert data is not None
         return data
@@ -552,7 +553,7 @@ class Queues:
         """Read a block from its file and check it.
 
         Raises:
-          BlockDamaged: it differs from what was written.
+          BlockDamaged: it differs from the block that was written.
         """
         data = self._checked_block(queue, block, self.files.read)
         assert data is not None
@@ -589,7 +590,7 @@ class Queues:
         return position_in(self.entries(queue, offset, 1))
 
     def position_now(self, queue: Queue, offset: int) -> int:
-        """Like `position_at`, but return -1 if that would wait for the disk."""
+        """As `position_at`, but return -1 if the read would wait for the disk."""
         try:
             return position_in(self.entries_now(queue, offset, 1) or b"")
         except BlockDamaged:
@@ -685,7 +686,7 @@ class Queues:
         """Return the first offset from *low* to *end* whose record is at or after log position *start*; skips holes.
 
         Raises:
-          BlockDamaged: an entry needed for that is damaged.
+          BlockDamaged: a needed entry is damaged.
         """
         high = end
         if low < end and self.checked_position(queue, low) >= start:
@@ -700,7 +701,7 @@ class Queues:
         return self._real_from(queue, low, end)
 
     def checked_position(self, queue: Queue, offset: int) -> int:
-        """Like `position_at`, but raises `BlockDamaged`."""
+        """As `position_at`, but raises `BlockDamaged`."""
         return position_in(self.load_entries(queue, offset, 1))
 
     def _real_from(self, queue: Queue, offset: int, end: int) -> int:

@@ -1,1 +1,1 @@
-"""From a log to what is derived of it: scans, repairs, indexing, and the look into a closed directory."""
+"""Rebuilding indexes from the log: scans, repairs, indexing, and the inspection of a closed directory."""

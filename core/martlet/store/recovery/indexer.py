@@ -1,4 +1,4 @@
-"""Adds the keys of records to the key index: those of each commit at once, and all missing ones in the background."""
+"""Adds the keys of records to the key index: keys of a commit at once, and all missing ones in the background."""
 
 import logging
 from collections import deque
@@ -23,13 +23,13 @@ __all__ = ["IndexFollower", "Indexer"]
 
 logger = logging.getLogger("martlet.store")
 
-# Messages and keys to index per turn of the event loop; 2.3 us each.
+# Messages and keys indexed per turn of the event loop; 2.3 us each.
 INDEX_BATCH: Final = 256
-# If more messages and keys than this wait for the key index, commits help.
+# If more messages and keys wait for the key index, commits help.
 UNINDEXED_MAX: Final = 20_000
 INDEX_HELP: Final = 64  # a commit indexes this many more than it adds
 INDEX_HELP_MAX: Final = 2048
-# With more than that, or more bytes of properties, the index follows the log instead: memory has a limit.
+# If more messages, or more bytes of properties, wait, the index follows the log instead: memory has a limit.
 WAITING_MAX: Final = 1_000_000
 WAITING_BYTES_MAX: Final = 64 << 20
 # A key index that is at most this far behind is completed while the store opens; otherwise in the background, in blocks
@@ -46,7 +46,7 @@ class IndexFollower:
 
     It indexes the records that `read` returns: `take` finds their keys, and `index` adds some of them at a time.
 
-    While it runs, appended records are not queued for the index: it reads them from the log too.
+    While it runs, appended records are not queued for the index: they are read from the log too.
     """
 
     def __init__(self, segments: Segments, queues: Queues, keys: KeyIndex) -> None:
@@ -55,7 +55,7 @@ class IndexFollower:
         # One per topic, for the hash of its name. The index follows queues and never creates one.
         self._names: dict[str, Queue] = {}
         self._waiting: deque[Waiting] = deque()
-        self._position = 0  # where the index is complete up to once nothing waits
+        self._position = 0  # end of the complete index once nothing waits
         self._scan = Scan(segments, queues, self._named, keys=self._take_keys)
 
     def _take_keys(self, queue: Queue, position: int, store_ms: int, properties: bytes) -> None:
@@ -122,7 +122,7 @@ class Indexer:
         self._tail = tail
         self._flusher = flusher
         self._wakeup = wakeup
-        # Adds what the key index lacks; None if it lacks only `keys.pending`.
+        # Adds missing keys to the key index; None if only `keys.pending` are missing.
         self._follower: IndexFollower | None = None
         self._behind = trio.Event()
         # Set when the key index may have become complete, and then replaced by a new event.
@@ -285,7 +285,7 @@ class Indexer:
             wanted = more or FOLLOW_BYTES
 
     async def _index_some(self, follower: IndexFollower) -> bool:
-        """Index some keys of what *follower* has taken; return whether that was all. Waits while the disk is full."""
+        """Index some keys that *follower* has taken; return whether none is left. Waits while the disk is full."""
         try:
             return follower.index(INDEX_BATCH)
         except OSError as error:

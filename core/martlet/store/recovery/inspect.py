@@ -74,7 +74,7 @@ class QueueContent(Struct):
     jumped_to: int = -1
 
     def follow(self, offset: int, *, after_damage: bool) -> None:
-        """Note that the next record of this queue says *offset*, which a flipped bit may have changed."""
+        """Note that the next record of this queue has *offset*, which a flipped bit may have changed."""
         expected = self.next_offset
         if offset == expected or offset == self.jumped_to + 1 or (after_damage and offset > expected):
             self.next_offset = offset + 1
@@ -226,7 +226,7 @@ class LogWalk:
         self.found.torn_bytes = self._torn()
 
     def _block(self, segment: Segment, content: SegmentContent, position: int) -> int:
-        """Take about one block of records from *position* on; return where to continue."""
+        """Handle about one block of records from *position* on; return the position to continue at."""
         room = segment.end - position
         head = self._segments.read(position, FILLER_BYTES)
         if len(head) == FILLER_BYTES:
@@ -258,7 +258,7 @@ class LogWalk:
         return position + at if at else self._skip(position, "a record is cut short")
 
     def _skip(self, position: int, text: str) -> int:
-        """Return the position of the next record after *position*, which has none, or the end of the log."""
+        """Return the position of the next record after *position*, where none begins, or the end of the log."""
         following = valid_after(self._segments, position, self._groups_from)
         if following < 0:
             return self._segments.end

@@ -3,11 +3,11 @@
 Everything below the checkpoint's position is durable, and the journal has the exact state of each queue there. So the
 log is read from there on, and each record is added to its queue. Queues with missing or truncated files, unless the log
 says that their topic was deleted, are rebuilt from the log below that position. Without a valid journal, all queues are
-rebuilt from the whole log. A crash during a start destroys nothing that the next one needs: checkpoint and journal are
-written at its end.
+rebuilt from the whole log. A crash during a start destroys nothing that the next start needs: checkpoint and journal
+are written at its end.
 
-If bytes are no record, the next intact record decides: if there is one, they are damage, which is skipped and reported;
-otherwise the log ends there. After a crash an incomplete group of records (`atomic`) counts as no record.
+If bytes are no record, the next intact record decides: if there is one, the bytes are damage, which is skipped and
+reported; otherwise the log ends there. After a crash an incomplete group of records (`atomic`) counts as no record.
 """
 
 import logging
@@ -36,7 +36,7 @@ Progress = Callable[[int, int, int], None]
 REPORT_SECONDS: Final = 0.25
 # Queues to check per turn of the event loop.
 LOAD_BATCH: Final = 256
-# Stands for the log position of a note that an earlier start has read.
+# Replaces the log position of a note that an earlier start has read.
 NOTED_BEFORE: Final = 0
 
 
@@ -56,7 +56,7 @@ class Recovery:
         # Below this, no write was in progress when the last process ended.
         self._durable = 0
         self._scan = Scan(segments, queues, queues.get, self._note)
-        # Where reading the log began.
+        # The position from which the log was read.
         self.start = 0
         self.end = 0
         self.records = 0
@@ -76,8 +76,8 @@ class Recovery:
 
         Args:
           clean: the last shutdown was orderly.
-          distrust: called before changing anything that only the files tell; if this start does not complete, the next
-            one rebuilds every queue.
+          distrust: called before changing anything that only the files tell; if this start does not complete, the
+            next one rebuilds every queue.
         """
         self._torn = not clean
         names: list[str] = []
@@ -96,7 +96,7 @@ class Recovery:
         self._scan.groups_from = NOWHERE if self._scan.order.foreign else self._scan.torn_from
         await self._read_log(self.start)
         self._scan.order.settle()
-        # Where damage lost the newest messages of a queue, all of which had expired.
+        # Queues whose newest messages, all expired, were lost by damage.
         for queue in self.queues.all():
             self._continue_at(queue, queue.expired_to)
         await self._mend()
@@ -144,7 +144,7 @@ class Recovery:
     async def _load(self, states: dict[str, dict[int, QueueState]], *, clean: bool) -> bool:
         """Create the queues as at the checkpoint, and check that their files exist.
 
-        Returns False if nothing tells where one of them begins.
+        Returns False if the first offset of a queue cannot be found.
         """
         start = self.segments.start
         self._base = start
@@ -186,7 +186,7 @@ class Recovery:
     def _find_first(self, queue: Queue, start: int) -> bool:
         """Find the first offset of *queue* after retention removed segments that the journal did not know about.
 
-        Returns False if the remaining files do not tell it.
+        Returns False if the remaining files do not show it.
         """
         if queue.saved_end <= start:
             queue.store_from(queue.saved)
@@ -206,7 +206,7 @@ class Recovery:
         return not checkpoint.known and not journal.exists()
 
     def _adopt(self, checkpoint: Checkpoint | None, journal: QueueJournal, *, clean: bool) -> bool:
-        """Take over the queues of a store that only RocketMQ has written; return False if it is none."""
+        """Adopt the queues of a store that only RocketMQ has written; return False if another program has."""
         if checkpoint is None or not self._is_foreign(checkpoint, journal) or not checkpoint.log_ms:
             return False
         segments = self.segments

@@ -1,8 +1,8 @@
 """Rebuilds damaged parts of consume queues from the log.
 
-What a queue holds is known: from which offset to which, and the CRC of each block. So a repair reads the blocks,
-and for those that are missing or do not fit it reads the log between the records of their neighbours and writes
-them again. Where the log lost a record too, its place becomes a hole.
+The range of a queue's offsets is known, and the CRC of each block. So a repair reads the blocks; for blocks that are
+missing or do not match, it reads the log between the records of their neighbours and writes them again. If the log lost
+a record too, its place becomes a hole.
 
 `Repairs` collects the queues with damaged blocks, and rebuilds them with one repair at a time.
 """
@@ -27,7 +27,7 @@ __all__ = ["MemoryRepair", "Repair", "Repairs"]
 
 logger = logging.getLogger("martlet.store")
 
-# At most this many entries, 20 MB, are kept in memory while the disk is full.
+# Entries kept in memory while the disk is full, 20 MB.
 MEMORY_ENTRIES_MAX: Final = 1_000_000
 # With more queues than this, one log line covers all of them.
 NAMED_MAX: Final = 10
@@ -195,7 +195,7 @@ class Repair:
         return True
 
     def _clamp(self, part: _Part, *, save: bool) -> None:
-        """Write nothing after the end of *part*: that is another part's, or an earlier topic's of this name."""
+        """Write nothing after the end of *part*: later entries belong to another part or to an earlier topic."""
         scratch = part.scratch
         scratch.begins = False
         if scratch.next_offset >= part.end:
@@ -207,7 +207,7 @@ class Repair:
 
     @property
     def done(self) -> tuple[int, int]:
-        """The log position that was reached, and the one where the repair ends."""
+        """The log position reached, and the position where the repair ends."""
         return self._at, self.scan.limit
 
     def _note(self, note: Note, position: int) -> None:
@@ -244,7 +244,7 @@ class Repair:
             }
 
     def finish(self) -> None:
-        """Make everything use the rebuilt blocks from now on."""
+        """Use the rebuilt blocks everywhere from now on."""
         for part in self.parts:
             self._take_over(part)
 
@@ -282,7 +282,7 @@ class Repair:
 
 @final
 class MemoryRepair:
-    """Like `Repair`, but for a full disk: the result goes to `Queues.rebuilt` instead of the files."""
+    """As `Repair`, but for a full disk: the result goes to `Queues.rebuilt` instead of the files."""
 
     def __init__(self, segments: Segments, queues: Queues, wanted: list[Queue], end: int) -> None:
         files = queues.files
@@ -353,7 +353,7 @@ class Repairs:
             raise self._admission.refuse(error) from error
 
     def repair_now(self, queue: Queue) -> None:
-        """Like `repair`, but blocking."""
+        """As `repair`, but blocking."""
         self._wanted[queue] = None
         work = self._new_repair()
         try:
@@ -373,7 +373,7 @@ class Repairs:
             self._finish(work)
 
     def want_rebuilt(self) -> None:
-        """Once there is space again, write blocks that were only rebuilt in memory to their files."""
+        """Once there is space again, write blocks that were rebuilt only in memory to their files."""
         queues = self._queues
         if queues.rebuilt and not self._admission.refusal:
             wanted = dict.fromkeys(queue for queue, _ in queues.rebuilt)

@@ -80,11 +80,11 @@ class Scan:
         self._by_topic: dict[bytes, dict[int, Queue | None]] = {}
         self._saved_records = 0
         self.order = Order(queues, self.lost)
-        # From here on a write may be torn.
+        # From this position on, a write may be torn.
         self.torn_from = NOWHERE
-        # From here on groups of records are accepted only as a whole; not below `torn_from`.
+        # From this position on, groups of records are accepted only as a whole; not below `torn_from`.
         self.groups_from = NOWHERE
-        # Records from here on are ignored.
+        # Records from this position on are ignored.
         self.limit = NOWHERE
         self.records = 0
         self.damaged = 0
@@ -94,7 +94,7 @@ class Scan:
     def step(self, position: int, want: int) -> tuple[int, int]:
         """Handle about a block of the log from *position* on.
 
-        Returns where to continue, -1 at the end of the log, and how many bytes to read there.
+        Returns the position to continue at, -1 at the end of the log, and the number of bytes to read there.
         """
         segment = self.segments.find(position)
         if segment is None:
@@ -133,8 +133,8 @@ class Scan:
     def take_block(self, segment: Segment, position: int, data: bytes) -> tuple[int, int]:
         """Handle the records of *data*, which begins at *position*.
 
-        Returns the bytes handled, and why it stopped: the size of a record or of more of a group that is longer than
-        the rest of *data*, 0 at the end of the segment, or -1 at bytes that are no record.
+        Returns the number of bytes handled, and why it stopped: the size of a record or of more of a group that is
+        longer than the rest of *data*, 0 at the end of the segment, or -1 at bytes that are no record.
         """
         at = 0
         end = len(data)
@@ -216,7 +216,7 @@ class Scan:
         return True
 
     def _take_any(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
-        """Like `_take`, for records of any kind."""
+        """As `_take`, for records of any kind."""
         _, _, crc, queue_id, _, offset, said, sys_flag, _ = START.unpack_from(data, at)
         end = at + size
         parts = part_offsets(data, at, end, magic, sys_flag)
@@ -232,8 +232,8 @@ class Scan:
         topic = data[topic_at : properties_at - 2]
         properties = data[properties_at:end]
         if 0 in topic or properties[-1:] == b"\x00" or (0 in properties and self.torn_from <= position):
-            # No CRC covers these two. Bytes that were never written read as zeros: at the end of a record anywhere, and
-            # elsewhere only where a write may be torn, because RocketMQ accepts a U+0000 inside.
+            # No CRC covers topic and properties. Bytes that were never written read as zeros: at the end of a record
+            # anywhere, and elsewhere only where a write may be torn, because RocketMQ accepts a U+0000 inside.
             self._void_record(position)
             return False
         if position >= self.limit:
@@ -242,7 +242,7 @@ class Scan:
         return True
 
     def _void_record(self, position: int) -> None:
-        """Invalidate the record at *position*, so that later starts skip it like this one: remove the magic."""
+        """Invalidate the record at *position* by removing its magic, so that later starts skip it, too."""
         segment = self.segments.find(position)
         if segment is not None and self.torn_from <= position:
             self.segments.files.write(segment.path, bytes(4), position + MAGIC_AT - segment.start)
@@ -327,7 +327,7 @@ class Scan:
         logger.error("record at position %d has a damaged header; skipping it", position)
 
     def damage(self, start: int, end: int) -> None:
-        """Report that there is no record from *start* to *end*, but one at *end*."""
+        """Report that there is no record from *start* to *end*; one begins at *end*."""
         self.damaged += 1
         self.damaged_bytes += end - start
         self.order.damage(start, end - start)

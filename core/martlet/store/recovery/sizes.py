@@ -1,9 +1,9 @@
-"""The sizes of the files in a data directory, which win over the configuration.
+"""The sizes of the files in a data directory, which take precedence over the configuration.
 
 RocketMQ refuses a store if a file has another size than its own configuration says, and every file of a kind has the
 same size. So a store keeps the sizes that it was created with, by whichever broker; the settings of ``[store]`` are for
-new stores. A size that says nothing else than damage is not believed: that of a file which a crash or a copy left
-short, and that of few files among many.
+new stores. Sizes that show only damage are ignored: that of a file which a crash or a copy left short, and that of few
+files among many.
 """
 
 import logging
@@ -24,19 +24,19 @@ from martlet.store.queues.queues import queue_ids
 
 __all__ = ["fit_sizes"]
 
-logger = logging.getLogger("martlet.store.recovery.sizes")  # `martlet.offline.directory` leaves these out
+logger = logging.getLogger("martlet.store.recovery.sizes")  # `martlet.offline.directory` ignores it
 
-# The only segment of a store tells a size if it has at least so many bytes: with less, a power cut left it short when
-# it was created, and a store that kept such a size would refuse most messages for ever.
+# The size of a store's only segment counts if it is at least this large: a smaller one was left short by a power cut
+# when it was created, and a store that kept such a size would refuse most messages for ever.
 LONE_SEGMENT_BYTES_MIN: Final = 1 << 20
-# Files of consume queues to look at.
+# Files of consume queues to check.
 FILES_SEEN: Final = 256
-# Entries that a single file must have room for to be believed.
+# Capacity, in entries, from which on the size of a single file counts.
 LONE_ENTRIES_MIN: Final = 100
 # Entries of an index file that are checked.
 ITEMS_CHECKED: Final = 64
 SEARCHED_AT_ONCE: Final = 1 << 20
-# What RocketMQ relates by default: maxIndexNum is four times maxHashSlotNum.
+# RocketMQ's default ratio: maxIndexNum is four times maxHashSlotNum.
 ITEMS_OF_A_SLOT: Final = 4
 POSITION: Final = Struct(">q")
 
@@ -73,7 +73,7 @@ def fit_sizes(directory: str, config: StoreConfig, disk: Disk) -> StoreConfig:
 
 
 def _queue_entries(directory: str, entries: int, disk: Disk) -> int:
-    """Return how many entries a file of a consume queue has: as most files, unless they are too few to tell."""
+    """Return the number of entries in a file of a consume queue: that of most files, unless they are too few."""
     sizes = Counter(size for size in islice(_queue_sizes(directory, disk), FILES_SEEN) if size)
     total = sum(sizes.values())
     if not total or sizes[entries * ENTRY_BYTES] * 2 >= total:
@@ -97,7 +97,7 @@ def _queue_sizes(directory: str, disk: Disk) -> Iterator[int]:
 
 
 def _index_sizes(directory: str, config: StoreConfig, disk: Disk, files: Files) -> tuple[int, int]:
-    """Return slots and entries of an index file; those of *config* if the files do not tell."""
+    """Return slots and entries of an index file; those of *config* if the files do not show them."""
     usual = config.index_slots, config.index_entries
     paths = [f"{directory}/{name}" for name in disk.names(directory) if is_index_name(name)]
     sizes = Counter(size for path in paths if (size := disk.path_size(path)) > 0)
@@ -113,7 +113,7 @@ def _index_sizes(directory: str, config: StoreConfig, disk: Disk, files: Files) 
             found = _find_sizes(path, size, count, config, files)
             if found is not None:
                 return found
-    # Content that fits no sizes is damaged, and so may be the size.
+    # Content that matches no sizes is damaged, and so may be the size.
     return usual if has_content else next(_possible_sizes(size, config), usual)
 
 
@@ -124,7 +124,7 @@ def _count_in(path: str, files: Files) -> int:
 
 
 def _possible_sizes(size: int, config: StoreConfig) -> Iterator[tuple[int, int]]:
-    """Yield what an index file of *size* bytes may have if its content does not tell: the likeliest first."""
+    """Yield the possible numbers of slots and entries of an index file of *size* bytes, the likeliest first."""
     rest = size - HEADER.size
     for slots in (
         rest // (SLOT_BYTES + ITEMS_OF_A_SLOT * ITEM_BYTES),
@@ -141,9 +141,9 @@ def _size_of(slots: int, entries: int) -> int:
 
 
 def _find_sizes(path: str, size: int, count: int, config: StoreConfig, files: Files) -> tuple[int, int] | None:
-    """Return slots and entries of the index file at *path*, whose header says neither.
+    """Return slots and entries of the index file at *path*, whose header has neither.
 
-    Only the sum of both is known from the size. Where the entries begin shows in the file: each names its slot.
+    The size gives only the sum of both. The begin of the entries shows in the file: each entry names its slot.
     """
     *_, last_position, _, _ = HEADER.unpack(files.read(path, HEADER.size, 0))
     rest = size - HEADER.size
@@ -151,7 +151,7 @@ def _find_sizes(path: str, size: int, count: int, config: StoreConfig, files: Fi
         if _is_index(path, size, slots, count, files):
             return slots, entries
     for at in _places_of(path, POSITION.pack(last_position), size, files):
-        # It is the second field of the newest entry.
+        # The position is in the second field of the newest entry.
         slots = (at - 4 - (count - 1) * ITEM_BYTES - HEADER.size) // SLOT_BYTES
         if _is_index(path, size, slots, count, files):
             return slots, (rest - slots * SLOT_BYTES) // ITEM_BYTES
@@ -178,9 +178,9 @@ def _places_of(path: str, wanted: bytes, size: int, files: Files) -> Iterator[in
     at, before = HEADER.size, b""
     while (at := files.next_data(path, at)) < size:
         data = before + files.read(path, SEARCHED_AT_ONCE, at)
-        found = data.find(wanted)
-        while found >= 0:
-            yield at - len(before) + found
-            found = data.find(wanted, found + 1)
+        place = data.find(wanted)
+        while place >= 0:
+            yield at - len(before) + place
+            place = data.find(wanted, place + 1)
         at += len(data) - len(before)
         before = data[-len(wanted) + 1 :]

@@ -110,9 +110,10 @@ class Checkpointer:
         write_checkpoint(self._files, f"{self._directory}/checkpoint", changed)
 
     async def repair_all(self) -> None:
-        """Check every block of every queue and the key index, and rebuild what is damaged.
+        """Check every block of every queue and the key index, and rebuild damaged ones.
 
-        Otherwise this happens only when they are read. A key index that is far behind is left to `Indexer.complete`.
+        Otherwise blocks are checked only when they are read. A key index that is far behind is left to
+        `Indexer.complete`.
         """
         self._repairs.want_all()
         await self._indexer.check()
@@ -199,12 +200,12 @@ class Checkpointer:
                     parts.append(part)
                     await trio.lowlevel.checkpoint()
             except trio.Cancelled:
-                # Only `parts` knows what changed.
+                # The changes are known only from `parts`.
                 self.journal.abandon()
                 raise
             due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
             work = self._take_checkpoint(position, parts, whole=whole, with_index=due)
-            # Shielded: only `work` knows what must be synced.
+            # Shielded: the files to sync are known only from `work`.
             with trio.CancelScope(shield=True):
                 await self._files.disk.off_loop(work)
             if self._queues.files.left:
@@ -215,8 +216,8 @@ class Checkpointer:
     def _journal_parts(self, *, whole: bool) -> Iterator[bytes]:
         """Encode the changes for the journal, in parts of less than a millisecond each.
 
-        Appends continue meanwhile; they do not change what is in files. A topic deleted meanwhile goes into the next
-        journal record: the record of its deletion is after this checkpoint.
+        Appends continue meanwhile; they do not change files. A topic deleted meanwhile goes into the next journal
+        record: the record of its deletion is after this checkpoint.
         """
         queues = self._queues
         changed: Iterator[Queue] = iter(queues.changed)
@@ -243,7 +244,7 @@ class Checkpointer:
             try:
                 keys.active.save_entries()
             except OSError:
-                # Only *journal* knows what changed.
+                # The changes are known only from *journal*.
                 self.journal.abandon()
                 raise
         paths, self._dirty_paths, self._repairs.paths = self._dirty_paths | self._repairs.paths, set(), set()
@@ -314,7 +315,7 @@ class Checkpointer:
             logger.debug("%s was removed before it was synced", path)
 
     def write_checkpoint(self, *, orderly: bool = False) -> None:
-        """Like `checkpoint`, but blocking; for startup and, with *orderly*, for shutdown."""
+        """As `checkpoint`, but blocking; for startup and, with *orderly*, for shutdown."""
         self._indexer.drain_now()
         position = self._flusher.durable
         for topic in self._deleted.take(position):

@@ -1,4 +1,4 @@
-"""Deletions of topics: their records become invalid at once and are removed with their segments.
+"""Deletions of topics: records of a deleted topic become invalid at once and are removed with their segments.
 
 A record in the log marks the deletion. Once that is durable, the deletion survives any crash; only then the files of
 the queues are removed.
@@ -62,6 +62,6 @@ class Deletions:
         """Return once all earlier deletions are durable.
 
         Raises:
-          StoreFailed: the disk failed, so they will never be.
+          StoreFailed: the disk failed, so that will never happen.
         """
         await self._flusher.wait_durable(self.end)

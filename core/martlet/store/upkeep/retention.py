@@ -26,8 +26,8 @@ logger = logging.getLogger("martlet.store")
 
 # Segments to remove per step (RocketMQ's destroyMappedFile loop takes ten files per batch).
 BATCH: Final = 10
-# Afterwards each queue needs its new first offset, about 70 us each. Queues to advance at once, and per turn of the
-# event loop.
+# After a removal each queue needs its new first offset, about 70 us each. Queues to advance at once, and per turn of
+# the event loop.
 ADVANCED_AT_ONCE: Final = 256
 ADVANCED_A_TURN: Final = 32
 # Between warnings of segments that were removed before their time; each look may remove ten.
@@ -43,9 +43,10 @@ class Keeper(Protocol):
         ...
 
     async def release(self, end: int) -> None:
-        """Allow the removal of records before log position *end*, after appending again what is still needed of them.
+        """Allow the removal of records before log position *end*, after appending again the parts that are still
+        needed.
 
-        ``released`` tells afterwards whether it succeeded. A keeper must not refuse forever. An *end* of 0 says that
+        ``released`` tells afterwards whether it succeeded. A keeper must not refuse forever. An *end* of 0 means that
         nothing has to be removed now.
         """
         ...
@@ -78,8 +79,8 @@ class Retention:
         self._emptied = emptied
         # Segments that were removed before their time because the disk was too full, since the store was opened.
         self.removed_early = 0
-        # Those of them that no warning has named yet: how many, the path of the newest, the time before which all of
-        # their records were stored, and the disk usage. The next warning may come at this time of trio's clock.
+        # Segments removed early that no warning has named yet: their number, the path of the newest, the time before
+        # which all of their records were stored, and the disk usage; then the time of the next warning on trio's clock.
         self._early = 0, "", 0, 0.0
         self._early_said_from = 0.0
         # Called before anything is removed.
@@ -138,7 +139,7 @@ class Retention:
             self._after_removal()
 
     def _warn_of_early(self) -> None:
-        """Log which segments were removed before their time: messages are gone that consumers may not have read."""
+        """Log which segments were removed before their time: consumers may not have read their messages."""
         count, path, stored_ms, used_ratio = self._early
         now = trio.current_time()
         if not count or now < self._early_said_from:
@@ -159,7 +160,7 @@ class Retention:
     def _may_go(self, forced: bool) -> bool:
         """Return whether the oldest segment is old enough; never true for the active one or beyond the checkpoint.
 
-        A start finds the end of a queue in its entries. If neither these nor the records were on disk, an empty queue
+        A start finds the end of a queue in its entries. If neither entries nor records were on disk, an empty queue
         would restart at 0.
         """
         if len(self._segments.items) < 2:

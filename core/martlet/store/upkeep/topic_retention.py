@@ -1,13 +1,13 @@
 """Expires messages of topics whose own retention is shorter than the log's.
 
-All topics share one log, so this removes no record: consumers get no message before ``Queue.expired_to`` any more, and
-the log's retention removes the records later. A note in the log says where each queue begins, so what has expired stays
-expired after every kind of stop and rebuild, whatever the clock says then.
+All topics share one log, so no record is removed: consumers get no message before ``Queue.expired_to`` any more, and
+the log's retention removes the records later. A note in the log has the first offset of each queue, so expired messages
+stay expired after every kind of stop and rebuild, whatever the clock says then.
 
 As for the log (`retention.py`), age depends on the wall clock, which may be wrong. In normal operation a message
-expires within minutes. Where the oldest one is overdue by more than `OVERDUE_HOURS`, the clock has jumped or the broker
-was stopped for long, and nothing on this machine can tell which. Then what is overdue expires gradually, over as many
-hours as the topic keeps messages. A retention that was just set is not judged: all that was stored before is overdue.
+expires within minutes. If the oldest one is overdue by more than `OVERDUE_HOURS`, either the clock has jumped or the
+broker was stopped for long, and nothing on this machine can tell which. Then overdue messages expire gradually, over as
+many hours as the topic keeps messages. A retention that was just set is an exception: all older messages are overdue.
 """
 
 import logging
@@ -34,11 +34,11 @@ __all__ = ["TopicRetention"]
 
 logger = logging.getLogger("martlet.store")
 
-# A message expires up to so much later than it must. Each sweep may write a note of about 30 bytes per queue.
+# Maximum delay of an expiry. Each sweep may write a note of about 30 bytes per queue.
 SWEEP_S: Final = 60.0
-# Between log lines about one topic.
+# Seconds between log lines about one topic.
 SAID_S: Final = 3600.0
-# Queues to look at, to note or to advance in one turn of the event loop.
+# Queues to check, to note or to advance in one turn of the event loop.
 QUEUES_A_TURN: Final = per_slice(us=2)
 NOTHING_KNOWN: Final = (-1, 1)  # no offset, and the earliest time
 
@@ -81,16 +81,16 @@ class TopicRetention:
         self._hours: dict[str, int] = {}
         # Topics whose retention was set or shortened since the last sweep.
         self._new: set[str] = set()
-        # When each overdue topic became so, and when it was last swept, on trio's clock.
+        # The time when each overdue topic became overdue, and of its last sweep, on trio's clock.
         self._overdue: dict[str, tuple[float, float]] = {}
         # The log position after the newest expired message of each topic.
         self._removed_to: dict[str, int] = {}
         # The first offset of each queue and the store time of that message, so that most sweeps read nothing; while the
         # first message has no plausible time, those of an earlier one.
         self._oldest: dict[Queue, tuple[int, int]] = {}
-        # What must still be noted in the log, because there was no space on the disk.
+        # Offsets that must still be noted in the log, because there was no space on the disk.
         self._unnoted: dict[Queue, int] = {}
-        # Of each topic: messages that no log line has counted yet, and when the next line may come.
+        # By topic: messages that no log line has counted yet, and the time of the next line.
         self._said: dict[str, tuple[int, float]] = {}
         self.expired_messages = 0
 
@@ -106,7 +106,7 @@ class TopicRetention:
 
     @property
     def overdue_topics(self) -> int:
-        """How many topics have messages that are overdue for so long that the clock may be wrong."""
+        """The number of topics whose messages are overdue for so long that the clock may be wrong."""
         return len(self._overdue)
 
     def set_hours(self, topic: str, hours: int, *, loaded: bool = False) -> None:
@@ -149,13 +149,13 @@ class TopicRetention:
         return self._removed_to.get(topic, 0)
 
     def has_expired(self, data: bytes) -> bool:
-        """Return whether consumers get the message with the record *data* no more, though the log still has it."""
+        """Return whether the message of the record *data* has expired for consumers, though the log still has it."""
         record = RecordView(data)
         queue = self._queues.find(record.topic, record.queue_id)
         return queue is not None and record.queue_offset < queue.expired_to
 
     def expire_whole(self, queues: Sequence[Queue]) -> Steps[None]:
-        """Let all messages of *queues* expire now, which are written no more.
+        """Expire all messages of *queues*, to which nothing is written any more.
 
         Raises `NotReady`, and `Refused` if the disk is full.
         """
@@ -176,11 +176,11 @@ class TopicRetention:
         while True:
             with trio.move_on_after(SWEEP_S if self._hours or self._unnoted else math.inf):
                 await self._changed.wait()
-            self._changed = trio.Event()  # not in a sweep: while this waits, others may call that
+            self._changed = trio.Event()  # not in a sweep: others may set it during the wait
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Let all messages expire that are old enough; those that cannot be read now, at a later sweep.
+        """Expire all messages that are old enough; those that cannot be read now, at a later sweep.
 
         Raises:
           StoreFailed: the disk failed.
@@ -188,13 +188,13 @@ class TopicRetention:
         async with self._sweeping:
             if self._flusher.failed is not None:
                 return
-            found: list[Expiry] = []
+            expiries: list[Expiry] = []
             for topic, hours in list(self._hours.items()):
                 try:
-                    found += await self._expiries(topic, hours)
+                    expiries += await self._expiries(topic, hours)
                 except OSError as error:
                     logger.warning("messages of topic %s expire later: %s", topic, error)
-            await self._expire(found)
+            await self._expire(expiries)
 
     async def _expiries(self, topic: str, hours: int) -> list[Expiry]:
         """Return what has expired in *topic*."""
@@ -203,14 +203,14 @@ class TopicRetention:
         cutoff_ms = now_ms - hours * HOUR_MS
         old: list[Queue] = []
         overdue_ms = 0
-        found: list[Expiry] = []
+        expiries: list[Expiry] = []
         knows_end = topic in self._removed_to
         self._removed_to.setdefault(topic, 0)
         for number, queue in enumerate(list(self._queues.topics.get(topic, {}).values()), 1):
             if not number % QUEUES_A_TURN:
                 await trio.lowlevel.checkpoint()
             if not knows_end and queue.expired_to > queue.stored_from:
-                found.append(await self._expiry(queue, queue.expired_to))
+                expiries.append(await self._expiry(queue, queue.expired_to))
             if queue.first_offset < self._readers.end_offset(queue):
                 oldest_ms = await self._oldest_ms(queue, now_ms)
                 if oldest_ms < cutoff_ms:
@@ -224,8 +224,8 @@ class TopicRetention:
                 self._new.add(topic)
             first = queue.first_offset + round((first - queue.first_offset) * share)
             if first > queue.first_offset:
-                found.append(await self._expiry(queue, first))
-        return found
+                expiries.append(await self._expiry(queue, first))
+        return expiries
 
     async def _oldest_ms(self, queue: Queue, now_ms: int) -> int:
         """Return the store time of the oldest message of *queue*; 0 if it is not plausible."""
@@ -265,12 +265,12 @@ class TopicRetention:
         position, size = POSITION_SIZE.unpack_from(entry)
         return int(position) + (int(size) if size != BLANK_SIZE else 0)
 
-    # ---- what is old enough
+    # ---- ages
 
     def _first_kept(self, queue: Queue, cutoff_ms: int, now_ms: int) -> Steps[int]:
         """Return the first offset of *queue* that was stored at or after *cutoff_ms*.
 
-        A message whose time is not plausible is as old as a later one whose time is.
+        A message without a plausible time is as old as the next later message with one.
         """
         low, high, budget = queue.first_offset, self._readers.end_offset(queue), Budget(LOOK_US)
         _, since_ms = self._oldest.get(queue, NOTHING_KNOWN)
@@ -301,7 +301,7 @@ class TopicRetention:
         return -1
 
     def _share(self, topic: str, hours: int, overdue_ms: int, *, is_new: bool) -> float:
-        """Return which part of what is overdue may expire now: all, unless it is overdue for too long."""
+        """Return the part of the overdue messages that may expire now: 1.0, unless they are overdue for too long."""
         if overdue_ms <= OVERDUE_HOURS * HOUR_MS or is_new:
             self._overdue.pop(topic, None)
             return 1.0
@@ -321,9 +321,12 @@ class TopicRetention:
 
     # ---- expiry
 
-    async def _expire(self, found: Sequence[Expiry]) -> None:
-        """Write *found* into the log, and advance the queues once that is durable."""
-        wanted = {**self._unnoted, **{each.queue: each.first for each in found if each.first > each.queue.expired_to}}
+    async def _expire(self, expiries: Sequence[Expiry]) -> None:
+        """Write *expiries* into the log, and advance the queues once the note is durable."""
+        wanted = {
+            **self._unnoted,
+            **{each.queue: each.first for each in expiries if each.first > each.queue.expired_to},
+        }
         try:
             await self._note(list(wanted.items()))
             self._unnoted = {}
@@ -332,7 +335,7 @@ class TopicRetention:
             self._unnoted = wanted
             logger.warning("that messages of %d queues have expired is noted later; %s", len(wanted), refused)
         counts: dict[str, int] = {}
-        for number, (queue, first, end) in enumerate(found, 1):
+        for number, (queue, first, end) in enumerate(expiries, 1):
             if self._is_alive(queue):
                 counts[queue.topic] = counts.get(queue.topic, 0) + max(first - queue.first_offset, 0)
                 queue.expire_to(first)
@@ -345,7 +348,7 @@ class TopicRetention:
             self._say(topic, count)
 
     async def _note(self, firsts: Sequence[tuple[Queue, int]]) -> None:
-        """Write the first offsets of queues into the log, and wait until that is durable.
+        """Write the first offsets of queues into the log, and wait until they are durable.
 
         Raises:
           Refused: the disk is full.
@@ -361,7 +364,7 @@ class TopicRetention:
         return self._queues.find(queue.topic, queue.queue_id) is queue
 
     def _say(self, topic: str, count: int) -> None:
-        """Log how many messages of *topic* have expired, now and then."""
+        """Log the number of messages of *topic* that have expired, at intervals."""
         before, at = self._said.get(topic, (0, 0.0))
         count, now = before + count, trio.current_time()
         if count and now >= at:

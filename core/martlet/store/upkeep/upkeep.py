@@ -18,7 +18,7 @@ __all__ = ["StoreUpkeep"]
 
 @final
 class StoreUpkeep:
-    """The parts of a store that work in the background; callers that need some of it now call the part."""
+    """The background parts of a store. A caller that needs one of their results now calls the part itself."""
 
     def __init__(
         self,
