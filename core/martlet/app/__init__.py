@@ -1,1 +1,1 @@
-"""One program of all parts: what a start builds, saves and says."""
+"""The program of a broker: the parts that a start builds, the tables that it saves, and its log."""

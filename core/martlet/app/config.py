@@ -1,4 +1,4 @@
-"""The whole configuration of a broker: the sections of the core and those of plugins, and what must fit together."""
+"""The whole configuration of a broker: the sections of the core and of plugins, and checks across sections."""
 
 import re
 from ipaddress import ip_address
@@ -18,7 +18,7 @@ from martlet.store import StoreConfig
 
 __all__ = ["HOST_NAME", "INCOMPLETE_SPARE_BYTES", "ROUTE_NAME", "SECTIONS", "Config", "PluginsConfig", "read_config"]
 
-# What a request has beside the body of its message: properties, a topic name, and what the protocol adds.
+# Size of a request beside the body of its message: properties, a topic name, and fields of the protocol.
 INCOMPLETE_SPARE_BYTES: Final = 1 << 20
 # RFC 1123, and the underscore that container networks allow.
 HOST_NAME: Final = re.compile(
@@ -100,7 +100,7 @@ def read_config(tables: dict[str, object]) -> Config:
 
 
 def _check_incomplete(config: Config) -> None:
-    """Raise `ConfigError` unless the longest message may be received: until all of it is there, it is incomplete."""
+    """Raise `ConfigError` unless the longest message may be received: until it is complete, it counts as incomplete."""
     need = config.broker.message_bytes_max + INCOMPLETE_SPARE_BYTES
     for key in "incomplete_address_bytes_max", "incomplete_total_bytes_max":
         limit = getattr(config.server, key)

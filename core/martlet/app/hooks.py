@@ -1,4 +1,4 @@
-"""Calls the hooks of plugins that a broker needs, and installs what they return; a new hook is listed here too."""
+"""Calls the hooks of plugins that a broker needs, and installs their results; a new hook is listed here too."""
 
 from typing import Any, Final
 

@@ -1,10 +1,10 @@
 """Writes the tables (`Broker.tables`) to their files soon after they change.
 
-Topics and groups are written right after a change, many changes together, and a caller can
-wait for that (`Broker.call_when_saved`). Committed offsets are written at an interval, as in
-RocketMQ: after a crash, a group receives the messages of the last seconds again. If the broker
-crashes before it has written a new topic, the topic is recreated from its records: the log is
-authoritative. A table is frozen on the event loop and rendered in a worker thread.
+Topics and groups are written right after a change, many changes together, and a caller can wait for the write
+(`Broker.call_when_saved`). Committed offsets are written at an interval, as in RocketMQ: after a crash, a group
+receives the messages of the last seconds again. If the broker crashes before it has written a new topic, the topic is
+recreated from its records: the log is authoritative. A table is frozen on the event loop and rendered in a worker
+thread.
 
 Each file has a copy, its previous generation (``.bak``), so damage to one of them changes nothing. A table that is
 written right after a change gets both at once, the others get the copy an interval later.
@@ -62,10 +62,11 @@ def load(broker: Broker) -> None:
 
 
 def _lower_offsets(broker: Broker, unused: int) -> None:
-    """Lower offsets that are beyond the end of their queue: its group would skip messages that are sent from now on.
+    """Lower offsets that are beyond the end of their queue: otherwise their group would skip messages sent from now
+    on.
 
-    The log of a copy can be older than its tables, and RocketMQ's offsets can be ahead of what a crash has left.
-    *unused* is the end of a queue without messages.
+    The log of a copy can be older than its tables, and RocketMQ's offsets can be ahead of the log that a crash has
+    left. *unused* is the end of a queue without messages.
     """
     find = broker.store.queues.find
 
@@ -116,7 +117,7 @@ def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
 
 
 def save(broker: Broker) -> str:
-    """Write what has changed, at once; for the start and the end of a broker.
+    """Write all changed tables at once; for the start and the end of a broker.
 
     Returns why the disk was too full for some tables, which are still marked as changed; empty when all were written.
 
@@ -195,7 +196,7 @@ def _write(store: Store, table: Table, data: list[bytes], *, copies: int) -> Non
 async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
     """Write the changed tables in a worker thread, because an fsync takes milliseconds.
 
-    Return why something could not be written, empty if everything was.
+    Return why a table could not be written; empty if all were.
     """
     store = broker.store
     problem = ""

@@ -48,8 +48,8 @@ __all__ = ["build", "dispatchers_of", "notify_systemd", "run", "warn_of_open_por
 log = logging.getLogger("martlet")
 
 STOP_TIMEOUT_S: Final = 10.0
-EXPIRY_TIMEOUT_S: Final = 5.0  # for what expired while the broker was stopped
-GOODBYE_TIMEOUT_S: Final = 4.0  # for each plugin, so that pending answers are still sent if one hangs
+EXPIRY_TIMEOUT_S: Final = 5.0  # limit for expiring messages that became old while the broker was stopped
+GOODBYE_TIMEOUT_S: Final = 4.0  # limit for each plugin, so that pending answers are still sent if one hangs
 
 
 async def run(
@@ -170,7 +170,7 @@ async def _run_with_store(
             with trio.move_on_after(EXPIRY_TIMEOUT_S):  # the rest expires while the broker runs
                 await store.upkeep.topic_retention.sweep()
             bound = live.bind()
-            # So that topics which a hook created survive a crash with the same queues.
+            # Topics that a hook created must survive a crash with the same queues.
             with _usable(config.data):
                 problem = saving.save(broker)
             if problem:
@@ -306,13 +306,13 @@ class _Live:
             nursery.cancel_scope.cancel()
 
     def check(self) -> None:
-        """Raise what the broker stopped for, if that was a projection."""
+        """Raise the error for which the broker stopped, if a projection caused it."""
         if self._failed is not None:
             raise self._failed
 
 
 def warn_of_open_ports(authentication: Authentication, bound: Mapping[Protocol, Sequence[socket.socket]]) -> None:
-    """Warn of ports that anybody in the network can use, because no plugin knows users."""
+    """Warn of ports that anybody in the network can use, because no plugin authenticates clients."""
     if authentication.authenticators or authentication.mechanisms:
         return
     for protocol, listeners in bound.items():
@@ -332,7 +332,7 @@ def _bind(server: Server, protocol: Protocol) -> list[socket.socket]:
     except (AddressUnavailable, ConfigError) as error:
         if not protocol.optional:
             raise
-        # Nobody has chosen a number that follows from a free one.
+        # This port number only follows from another, free one; nobody has chosen it.
         level = logging.WARNING if protocol.listen_at is None else logging.INFO
         log.log(level, "%s; the broker continues without this port", error)
         return []

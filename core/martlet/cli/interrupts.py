@@ -1,4 +1,4 @@
-"""Signals that end a command as Ctrl-C does: it undoes what it began."""
+"""Lets signals end a command as Ctrl-C does, so that it undoes its changes."""
 
 import signal
 from collections.abc import Generator

@@ -26,8 +26,8 @@ CORE: Final = {
     "store": "inspect, verify, repair or back up a data directory",
 }
 
-# How many new containers trigger a garbage collection; CPython's default is 700. Imported modules stay alive, and so do
-# the 80,000 objects that a broker creates during startup: collecting them would take 8 % of the startup time.
+# New containers before a garbage collection; CPython's default is 700. Imported modules stay alive, and so do the
+# 80,000 objects that a broker creates during startup: collecting them would take 8 % of the startup time.
 STARTUP_OBJECTS: Final = 200_000
 
 EPILOG: Final = """\
@@ -86,7 +86,7 @@ def _actions_of(parser: argparse.ArgumentParser) -> "argparse._SubParsersAction[
 
 
 def _refuse(parser: argparse.ArgumentParser, words: Sequence[str], rest: Sequence[str]) -> NoReturn:
-    """Raise a `UsageError` about *rest*, which are no arguments of the action that *words* name."""
+    """Raise a `UsageError` about *rest*, words that are no arguments of the action named by *words*."""
     import difflib
 
     from martlet.cli.outcome import UsageError
@@ -104,7 +104,7 @@ def _refuse(parser: argparse.ArgumentParser, words: Sequence[str], rest: Sequenc
 
 
 def find(name: str) -> "Subcommand | None":
-    """Return the command *name* of the core or of a plugin, None if there is none."""
+    """Return the command *name* of the core or of a plugin; None if there is none."""
     if name in CORE:
         return _core(name)
     return next((command for command in _of_plugins() if command.name == name), None)

@@ -1,4 +1,4 @@
-"""``martlet plugins new``: writes a small plugin to begin with, as a distribution with a setting and a test."""
+"""``martlet plugins new``: writes the first files of a plugin, as a distribution with a setting and a test."""
 
 import argparse
 import keyword
@@ -129,7 +129,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def write(arguments: argparse.Namespace) -> int:
-    """Write the plugin; change nothing that is there already. Raises `UsageError`."""
+    """Write the plugin; change no existing file. Raises `UsageError`."""
     from martlet.plugins.loader import available
 
     name = arguments.name

@@ -116,7 +116,7 @@ def serve(config: "Config") -> int:
         freed = FreedMemory()
         freed.start()
         trio.lowlevel.spawn_system_task(freed.run)
-        # Leave a protocol's second port ("remoting-vip") out of the line that people read.
+        # Omit a protocol's second port ("remoting-vip") from the line that people read.
         where = " ".join(f"{name}={address}" for name, address in addresses.items() if "-" not in name)
         for name in addresses:
             if "-" in name:

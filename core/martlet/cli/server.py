@@ -19,7 +19,7 @@ TIMEOUT_S = 30.0
 
 
 class ServerSettings(Struct, frozen=True):
-    """Where to connect, and as whom; *protocol* is its name in texts, such as ``MQTT``."""
+    """The address of the server, and the user; *protocol* is its name in texts, such as ``MQTT``."""
 
     protocol: str
     host: str
@@ -55,7 +55,7 @@ def add_server_options(parser: argparse.ArgumentParser, protocol: str, address: 
 
 
 def server_settings(arguments: Any) -> ServerSettings:
-    """Return where to connect, from options and environment. Raises `ConfigError`."""
+    """Return the server settings from options and environment. Raises `ConfigError`."""
     name = _variable(arguments.protocol)
     host, port = split_address(arguments.address or os.environ.get(name) or arguments.default_address)
     user = arguments.user or os.environ.get(f"{name}_USER")

@@ -1,4 +1,6 @@
-"""``martlet store inspect|verify|repair|backup``: work on a data directory; only ``backup`` on that of a broker."""
+"""``martlet store inspect|verify|repair|backup``: work on a data directory; only ``backup`` works while a broker uses
+it.
+"""
 
 import argparse
 import os

@@ -1,13 +1,14 @@
-"""A copy of a data directory, also of one that a broker is using, which is then started, completed and verified.
+"""A copy of a data directory, which a broker may be using; the copy is then started, completed and verified.
 
-The order makes the copy consistent, without a word to the broker: what refers to records of the log is copied before
-the end of the log is looked up. First the checkpoint, then what it promises: journal and consume queues. Then tables
-and snapshots, which are never ahead of the durable log. Then the log, up to the end of the last record that is whole.
-So the copy is what a killed broker leaves, and the code of a start makes a store that was stopped in order of it. The
-key index is not copied, because a running broker changes it everywhere; it is rebuilt from the log.
+The order makes the copy consistent, without contact to the broker: files that refer to records of the log are copied
+before the end of the log is looked up. First the checkpoint, then the files that it names: journal and consume queues.
+Then tables and snapshots, which are never ahead of the durable log. Then the log, up to the end of the last whole
+record. So the copy equals the directory of a killed broker, and the code of a start turns it into a store that was
+stopped in order. The key index is not copied, because a running broker changes it everywhere; it is rebuilt from the
+log.
 
-If retention removes a segment before it was copied, the copy begins again: projections append again what they need of
-it, after the end that was looked up.
+If retention removes a segment before it was copied, the copy begins again: projections append again the state that they
+need of it, after the end that was looked up.
 """
 
 from collections.abc import Iterator
@@ -125,7 +126,7 @@ class _Copy:
         disk.sync_everything(self._target)
 
     def remove(self) -> None:
-        """Remove what was copied."""
+        """Remove the copied files."""
         remove_tree(self._disk, self._target)
 
     async def _checkpoint(self) -> int:
@@ -157,7 +158,7 @@ class _Copy:
         return sorted({name.removesuffix(".tmp") for name in names})
 
     async def _table(self, name: str) -> None:
-        """Copy a file of ``config/``, which the broker may replace meanwhile: between two renames it has no name."""
+        """Copy a file of ``config/``, which the broker may replace meanwhile: between renames it has no name."""
         for _ in range(TRIES):
             for generation in (name, f"{name}.tmp"):
                 data = read_file(self._disk, f"{self._source}/config/{generation}")
@@ -182,7 +183,7 @@ class _Copy:
                 end = _walk(segments, begin).log_end
             except FileNotFoundError as error:
                 raise _Moved from error
-            # A commit whose end was seen may still be on its way; the rest of it is there soon.
+            # A commit whose end was seen may still be in progress; its other bytes follow soon.
             await trio.sleep(PAUSE_S)
             kept = [segment for segment in segments.items if segment.start <= end]
             self._total = end - segments.start
@@ -196,7 +197,7 @@ class _Copy:
         self._mend(begin)
 
     def _mend(self, begin: int) -> None:
-        """Copy once more what was not written yet when it was copied: it looks like damage, from *begin* on."""
+        """Copy again the log from *begin*, which was not written yet when it was copied, and so looks damaged."""
         files = Files(self._disk, OPEN_FILES, read_only=True)
         try:
             segments = Segments(files, f"{self._target}/commitlog", 0)
@@ -269,14 +270,14 @@ class _Copy:
 
 
 def _walk(segments: Segments, begin: int) -> Inspection:
-    """Return what the log has from *begin* on."""
+    """Return the inspection of the log from *begin* on."""
     walk = LogWalk(segments, bodies=True)
     walk.run(None, begin)
     return walk.found
 
 
 def remove_tree(disk: Disk, directory: str) -> None:
-    """Remove *directory* and what is in it."""
+    """Remove *directory* and its content."""
     for name in disk.names(directory):
         path = f"{directory}/{name}"
         if disk.path_size(path) >= 0:

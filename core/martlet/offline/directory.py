@@ -37,16 +37,16 @@ Report = Callable[[int, int, int], None]
 # Files that every start writes. Changes to them are no findings; damage to them is found by reading them.
 OWN_NOTES: Final = ("abort", "checkpoint", "lock", "queues.", "space.probe")
 NAMED_MAX: Final = 3
-# Warnings that the store was made with other sizes than the configuration says: nothing is damaged, nothing changes.
+# Logger of warnings that the store has other sizes than the configuration: nothing is damaged, nothing changes.
 ABOUT_SIZES: Final = "martlet.store.recovery.sizes"
 
 
 class Finding(Struct, frozen=True):
-    """A problem, and what a start does about it.
+    """A problem, and the reaction of a start to it.
 
-    Kinds: ``start``: a warning that a start logs; ``change``: files that a start changes; ``damage``: a part of the
-    log without valid records; ``queue``: messages that consumers do not receive; ``keys``: messages that queries by
-    key do not find.
+    Kinds: ``start``: a warning that a start logs; ``change``: files that a start changes; ``damage``: a part of the log
+    without valid records; ``queue``: messages that consumers do not receive; ``keys``: messages that queries by key do
+    not find.
     """
 
     kind: Literal["start", "change", "damage", "queue", "keys"]
@@ -98,7 +98,7 @@ def _heard() -> Generator[list[str]]:
 
 
 async def _start(directory: str, config: Config, disk: Disk, report: Report | None) -> Broker:
-    """Do everything that a broker does before it opens its ports."""
+    """Run the start of a broker up to the point where it opens its ports."""
     clock = SystemClock()
     plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
     dispatchers = await dispatchers_of(plugins)
@@ -111,7 +111,7 @@ async def _start(directory: str, config: Config, disk: Disk, report: Report | No
 
 
 async def plan(directory: str, config: Config, disk: Disk, report: Report | None = None) -> Plan:
-    """Report what a broker with *config* would do at its start on *directory*; change nothing.
+    """Report the changes that a broker with *config* would make at its start on *directory*; change nothing.
 
     Raises:
       StoreError: there is no log, or a broker has the directory open.
@@ -155,7 +155,7 @@ def _unusable_notes(directory: str, disk: Disk) -> Iterator[str]:
 
 
 def _changes(directory: str, disk: DryDisk) -> Iterator[str]:
-    """Report what a start changed on *disk*: one sentence per folder and kind of change."""
+    """Report the changes that a start made on *disk*: one sentence per folder and kind of change."""
     groups: dict[tuple[str, str], list[str]] = {}
     for path, kind in disk.changes().items():
         name = path.removeprefix(f"{directory}/")
@@ -170,7 +170,7 @@ def _changes(directory: str, disk: DryDisk) -> Iterator[str]:
 async def verify(
     directory: str, config: Config, disk: Disk, trying: Report | None = None, reading: Report | None = None
 ) -> Verification:
-    """Report what a start would do, then read the whole log and look up every record; change nothing.
+    """Report the changes that a start would make, then read the whole log and look up every record; change nothing.
 
     No findings mean that a start would change nothing and that every record that is not deleted can be served.
 
@@ -215,7 +215,7 @@ async def verify(
 async def repair(
     directory: str, config: Config, disk: Disk, starting: Report | None = None, indexing: Report | None = None
 ) -> list[str]:
-    """Do what a start does, complete the key index, and shut down cleanly; return the warnings.
+    """Run a start, complete the key index, and shut down cleanly; return the warnings.
 
     Args:
       starting: called from time to time with bytes done, total bytes, and records so far.

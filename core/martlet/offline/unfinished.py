@@ -1,7 +1,7 @@
 """The folder ``TARGET.unfinished``, in which the backup ``TARGET`` is made.
 
-It has a lock file and the copy. A backup that fails or is interrupted removes the folder. After a kill that is
-impossible; then the next backup to the same target recognizes the folder by its lock file, and begins again in it.
+The folder has a lock file and the copy. A backup that fails or is interrupted removes it. A killed backup cannot; then
+the next backup to the same target recognizes the folder by its lock file, and begins again in it.
 """
 
 import os
@@ -21,9 +21,9 @@ COPY: Final = "copy"
 
 @contextmanager
 def unfinished_backup(target: str, disk: Disk) -> Generator[str]:
-    """Yield the directory in which to make the backup *target*, which gets its name at the end of the block.
+    """Yield the directory in which to make the backup *target*; it gets that name at the end of the block.
 
-    If the block fails or is interrupted, what was made is removed, with the parent directories that were created.
+    If the block fails or is interrupted, the directory is removed, with the parent directories that were created.
 
     Raises:
       StoreError: *target* exists, another process is making it, or something else has the name of the folder.
@@ -61,7 +61,7 @@ def _check(target: str, folder: str, disk: Disk) -> None:
 
 
 def _missing(directory: str) -> list[str]:
-    """Return those of *directory* and its parents that do not exist, the innermost first."""
+    """Return *directory* and its parents, as far as they do not exist, the innermost first."""
     found = []
     while not os.path.lexists(directory):
         found.append(directory)

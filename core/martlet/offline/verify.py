@@ -127,7 +127,7 @@ class _Entry(NamedTuple):
     """The content of an entry of the key index."""
 
     position: int
-    key: int  # its hash
+    key: int  # the hash of the key
     item: IndexFile
     seconds: int
 
@@ -182,7 +182,7 @@ class Keyed:
             )
 
     def _reachable(self) -> Iterator[_Entry]:
-        """Yield every entry that a query can reach, in log order; one out of order is damaged."""
+        """Yield every entry that a query can reach, in log order; an entry out of order is damaged."""
         last: _Entry | None = None
         for item in self._keys.files.items:
             reach = self._reach(item)

@@ -1,1 +1,1 @@
-"""Plugins: what they may override (`hooks`) and how they are loaded (`loader`)."""
+"""Plugins: the hooks that they may override (`hooks`) and their loading (`loader`)."""

@@ -1,9 +1,8 @@
-"""Everything that a plugin may override.
+"""The hooks that a plugin may override.
 
-A plugin is a class that inherits `Hooks` and overrides some of its methods; its entry
-point in the group ``martlet.plugins`` names the class. The hooks are cold: each is
-called once at start-up and returns plain callables and objects, which the hot path
-then calls from a tuple. The order of plugins in the config is the order of the tuple.
+A plugin is a class that inherits `Hooks` and overrides some of its methods; its entry point in the group
+``martlet.plugins`` names the class. The hooks are cold: each is called once at start-up and returns plain callables and
+objects, which the hot path then calls from a tuple. The order of plugins in the config is the order of the tuple.
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,7 +110,7 @@ class Hooks:
 
     @hookspec
     def martlet_reload(self) -> None:
-        """Reload what may change while the broker runs, such as certificates; called on SIGHUP."""
+        """Reload everything that may change while the broker runs, such as certificates; called on SIGHUP."""
 
     @hookspec
     def martlet_stopping(self) -> None:

@@ -67,7 +67,7 @@ IMPORT_TIMEOUT_S: Final = 30.0
 # Without these hooks a broker would admit clients that it must not.
 GUARDS: Final = frozenset({"martlet_authenticators", "martlet_authorizers", "martlet_mechanisms"})
 
-# Hosts that stand for all addresses of the machine.
+# Hosts that mean all addresses of the machine.
 EVERY_HOST: Final = frozenset(("", "0.0.0.0", "::"))
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class Plugins:
     async def tell(self, hook: str, timeout_s: float = HOOK_TIMEOUT_S) -> None:
         """Call *hook*, which returns nothing, of all plugins concurrently while the broker runs.
 
-        If one fails, or hangs for *timeout_s*, that is logged with its name; it does not affect the others.
+        If a plugin fails, or hangs for *timeout_s*, the failure is logged with its name; the others are not affected.
         """
         async with trio.open_nursery() as nursery:
             for name in list(self._loaded):
@@ -236,7 +236,7 @@ def _is_projection(each: object) -> bool:
     return all(hasattr(each, name) for name in ("name", "topics", "apply", "freeze", "restore", "floor", "roll"))
 
 
-# What hooks return: mappings, or sequences of what fits.
+# Types of hooks' results: mappings, or sequences of these types.
 MAPPINGS: Final = frozenset({"martlet_filters", "martlet_capabilities", "martlet_dispatchers", "martlet_mechanisms"})
 SEQUENCES: Final[dict[str, tuple[str, Callable[[object], bool]]]] = {
     "martlet_protocols": ("Protocol", lambda each: isinstance(each, Protocol)),
@@ -387,7 +387,7 @@ def load(
 ) -> Plugins:
     """Import and configure the plugins *names*; a plugin's section of *tables* has its name.
 
-    *installed* is what `available` returned, for callers that have asked it: it reads the metadata of all packages.
+    *installed* is the result of `available`, for callers that have it: `available` reads the metadata of all packages.
 
     Raises:
       ConfigError: a section does not fit, a plugin is named twice, a required plugin is not enabled, the order is not
@@ -427,7 +427,7 @@ def _check_addresses(configs: Mapping[str, object]) -> None:
     for name, config in configs.items():
         listen = getattr(config, "listen", None)
         if isinstance(listen, str):
-            with suppress(ConfigError):  # if it is no address, the plugin itself knows what to do with it
+            with suppress(ConfigError):  # the plugin itself handles a value that is no address
                 addresses += [(name, address) for address in split_listen(listen)]
     for (first, taken), (second, wanted) in combinations(addresses, 2):
         if first != second and _overlap(taken, wanted):
@@ -467,18 +467,18 @@ def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
 
 
 def has_commands(name: str, entry: EntryPoint) -> bool:
-    """Whether the plugin *name* overrides ``martlet_commands``, or cannot be imported, which `load` explains.
+    """Return whether plugin *name* overrides ``martlet_commands``, or cannot be imported, which `load` explains.
 
     Only then is it created for the command line, where it has no configuration.
     """
     try:
         return load_class(name, entry).martlet_commands is not Hooks.martlet_commands
-    except Exception:  # whatever its import raises; `load` raises it again with an explanation
+    except Exception:  # any error of its import; `load` raises it again with an explanation
         return True
 
 
 def _in_time(function: Callable[..., T], *values: object) -> T:
-    """Call *function*, which is a plugin's, in a thread, and give up waiting when it hangs."""
+    """Call *function* of a plugin in a thread, and stop waiting when it hangs."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -501,7 +501,7 @@ def _in_time(function: Callable[..., T], *values: object) -> T:
 
 @contextmanager
 def _interrupted_later() -> Iterator[None]:
-    """Keep Ctrl-C until the block ends: extension modules crash, or forget it, when it comes while they are loaded."""
+    """Delay Ctrl-C until the block ends: while extension modules are loaded, it makes them crash, or they lose it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

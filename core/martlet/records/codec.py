@@ -269,8 +269,8 @@ def decode_records(data: Buffer, *, check_body: bool = True) -> list[Record]:
 def check_record(data: Buffer, start: int, end: int, position: int, topic: bytes | None = None) -> bool:
     """Return whether ``data[start:end]`` is one intact record for *position*: lengths, magic, position and CRCs.
 
-    No CRC covers the topic, so it is compared with *topic*; if that is None, it must at least be free of NULs. Nor does
-    one cover the properties: they must not end in a NUL, as they do if their end was never written.
+    No CRC covers the topic, so it is compared with *topic*; if that is None, it must at least be free of NULs. No CRC
+    covers the properties either: they must not end in a NUL, as they do if their end was never written.
     """
     size = end - start
     if size < RECORD_BYTES_MIN or end > len(data):

@@ -1,9 +1,9 @@
 """Compressed message bodies: ZLIB, and LZ4 and ZSTD if their packages are installed.
 
-The broker stores bodies as they are; clients and tools compress and decompress them, and protocols whose clients cannot
-do that decompress what they deliver. The sysFlag bits (RocketMQ
-MessageSysFlag and CompressionType) are 0x1 for a compressed body, and 0x100 for LZ4, 0x200 for
-ZSTD, 0x300 for ZLIB; older clients set none of these three for ZLIB.
+The broker stores bodies unchanged; clients and tools compress and decompress them, and protocols whose clients cannot
+do that decompress bodies before they deliver them. The sysFlag bits (RocketMQ MessageSysFlag and CompressionType) are
+0x1 for a compressed body, and 0x100 for LZ4, 0x200 for ZSTD, 0x300 for ZLIB; older clients set none of these three for
+ZLIB.
 """
 
 import importlib
@@ -36,13 +36,13 @@ COMPRESSION_ZLIB: Final = 0x300
 COMPRESSION_BITS: Final = 0x700
 # Protects against zip bombs: 4 MiB, RocketMQ's largest body, can decompress to 400 MiB and more.
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-# For subscribers that do not decompress bodies themselves the broker does it, in up to 3 ms a MiB. RocketMQ's producers
-# refuse bodies of more than 4 MiB by default, before they compress them.
+# The broker decompresses bodies for subscribers that do not, in up to 3 ms a MiB. RocketMQ's producers refuse bodies of
+# more than 4 MiB by default, before they compress them.
 DELIVERED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class CompressionError(MartletError):
-    """A compressed body cannot be decompressed; the text says what is missing or wrong."""
+    """A compressed body cannot be decompressed; the text says why."""
 
 
 class PackageMissing(CompressionError):
@@ -69,7 +69,7 @@ def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
 
 
 def compression_name(sys_flag: int) -> str:
-    """Return the name of the compression that the bits of a compressed body say; a number if none has it."""
+    """Return the name of the compression in the bits of a compressed body; a number if it has no name."""
     kind = sys_flag & COMPRESSION_BITS or COMPRESSION_ZLIB
     return {COMPRESSION_ZLIB: "ZLIB", COMPRESSION_LZ4: "LZ4", COMPRESSION_ZSTD: "ZSTD"}.get(kind, str(kind >> 8))
 

@@ -128,7 +128,7 @@ RECONSUME_TIMES_AT: Final = 72
 PREPARED_POSITION_AT: Final = 76
 BODY_BYTES_AT: Final = 84
 HEAD_BYTES: Final = 88
-# This many leading bytes contain the store time, for IPv4 and IPv6 born hosts.
+# Leading bytes that contain the store time, for IPv4 and IPv6 born hosts.
 FRONT_BYTES: Final = 76
 # With empty body, topic and properties.
 RECORD_BYTES_MIN: Final = 91
@@ -203,7 +203,7 @@ def names_of(data: bytes) -> list[tuple[int, int, int, str]]:
 
     The tags are empty if the record has none, or if they are not UTF-8.
 
-    In a third of the time that `RecordView` takes; the reader of a topic's tail does this for each message.
+    This takes a third of the time of `RecordView`; the reader of a topic's tail does it for each message.
     """
     found: list[tuple[int, int, int, str]] = []
     unpack, find, rfind = _NAMED.unpack_from, data.find, data.rfind
@@ -229,7 +229,7 @@ def names_of(data: bytes) -> list[tuple[int, int, int, str]]:
 
 
 def property_count(data: Buffer, start: int) -> int:
-    """Return how many properties the record at *start* has."""
+    """Return the number of properties of the record at *start*."""
     size, _, _, sys_flag, body_bytes = _NAMED.unpack_from(data, start)
     if sys_flag & WIDE_HOSTS or body_bytes < 0:
         return RecordView(data, start).properties.count(b"\x02")
@@ -249,7 +249,7 @@ class RecordView:
     """One stored record; decodes fields and properties from *buffer* on access.
 
     The record begins at *start* and has been checked. The view keeps *buffer* alive, which may be a page of the log:
-    copy everything that you keep for longer. `martlet.records.codec.decode_record` decodes a whole record.
+    copy every part that you keep for longer. `martlet.records.codec.decode_record` decodes a whole record.
     """
 
     __slots__ = ("_end", "_properties_at", "_text", "_topic_at", "buffer", "start")
@@ -336,7 +336,7 @@ class RecordView:
 
     @property
     def reconsume_times(self) -> int:
-        """How often consumers have sent the message back."""
+        """The number of times that consumers have sent the message back."""
         times: int = I32.unpack_from(self.buffer, self.start + RECONSUME_TIMES_AT + self._extra())[0]
         return times
 
@@ -393,7 +393,7 @@ class RecordView:
         if magic != MAGIC_V1 or sys_flag & WIDE_HOSTS or body_bytes < 0:
             return self._locate_any(size, magic, sys_flag)
         topic_at = start + HEAD_BYTES + 1 + body_bytes
-        if isinstance(data, memoryview):  # which has no `find`
+        if isinstance(data, memoryview):  # a memoryview has no `find`
             data = bytes(data[topic_at - 1 : end])
             topic_at, end = 1, end - topic_at + 1
         if topic_at + 2 > end or end > len(data):
@@ -408,7 +408,7 @@ class RecordView:
         return at
 
     def _locate_any(self, size: int, magic: int, sys_flag: int) -> int:
-        """Like `_locate`, for records of any kind."""
+        """As `_locate`, for records of any kind."""
         data = bytes(self.buffer[self.start : self.start + size])
         found = part_offsets(data, 0, size, magic, sys_flag) if len(data) == size else None
         if found is None:
@@ -435,22 +435,22 @@ class RecordView:
 # it returns, and may be called in a worker thread.
 Predicate: TypeAlias = Callable[[RecordView], bool]
 # Returns the code for the entry of a message, an i64, from its properties and its store time. A rebuild of the queue
-# calls it again, so the result must depend on nothing else.
+# calls it again, so the result must depend only on these.
 Dispatcher: TypeAlias = Callable[[bytes, int], int]
-# Returns places in ``data[begin:end]``, ascending: each record that lies there and matches, except the last one, has at
-# least one. None if there are too many. Its time must be linear in the bytes.
+# Returns places in ``data[begin:end]``, ascending: at least one in each record that lies there and matches, except the
+# last record. None if there are too many. Its time must be linear in the bytes.
 Find: TypeAlias = Callable[[bytes | bytearray, int, int], list[int] | None]
 
 
 @final
 class Condition:
-    """A predicate with what a read needs to scan many records with it, and to stop in time.
+    """A predicate, with the data that a read needs to scan many records with it, and to stop in time.
 
     Args:
       holds: the predicate; it decides.
       cost: the time of one call, in units of one property's comparison (1 us).
       find: finds records that may match in raw bytes of the log, so that *holds* is not called with others.
-      steps: one number, to which *holds* adds the steps (0.2 us) that a record takes beyond *cost*, and *find* those
+      steps: one number, to which *holds* adds the steps (0.2 us) that a record takes beyond *cost*, *find* the steps
         that it takes beyond a search for a few bytes.
     """
 
@@ -477,7 +477,7 @@ def record_views(piece: Buffer) -> Iterator[RecordView]:
 
 
 def with_reconsume_times(record: Buffer, times: int) -> bytes:
-    """Return *record* with other reconsume times; 0x7FFFFFFF is the most."""
+    """Return *record* with other reconsume times, at most 0x7FFFFFFF."""
     data = bytearray(record)
     sys_flag: int = I32.unpack_from(data, SYS_FLAG_AT)[0]
     wide = bool(sys_flag & BORN_V6) + bool(sys_flag & STORE_V6)

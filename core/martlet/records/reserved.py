@@ -4,7 +4,7 @@ from typing import Final
 
 __all__ = ["BODY_BYTES", "OF_PROTOCOLS", "PAST", "PAST_PREFIXES", "RESERVED"]
 
-# Properties that brokers and clients write; a user's property of that name would change what they do.
+# Properties that brokers and clients write; a user's property with such a name would change their behaviour.
 RESERVED: Final = frozenset(
     (
         "KEYS",
@@ -74,7 +74,7 @@ PAST: Final = frozenset(
     )
 )
 PAST_PREFIXES: Final = ("TIMER_", "TRANSACTION_", "TRAN_PREPARED_")
-# Properties for what messages of MQTT and STOMP have besides a body and properties of users. Each of these protocols
+# Properties for fields of messages of MQTT and STOMP other than the body and users' properties. Each of these protocols
 # understands some of them, and shows none of them to users.
 OF_PROTOCOLS: Final = frozenset(
     (
@@ -92,5 +92,5 @@ OF_PROTOCOLS: Final = frozenset(
         "STOMP_REPLY_TO",
     )
 )
-# Those with the size of the body, if the protocol stored more after it because that was too long for properties.
+# Properties with the size of the body, if the protocol stored fields after it that were too long for properties.
 BODY_BYTES: Final = ("MQTT_PAYLOAD_BYTES", "STOMP_BODY_BYTES")

@@ -1,4 +1,4 @@
-"""Alarms: when to look at what. Most of them are cancelled, or set to an earlier time, before they ring."""
+"""Alarms: times at which keys are due. Most are cancelled, or set to an earlier time, before they ring."""
 
 import math
 from collections.abc import Hashable, Iterator
@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar, final
 
 __all__ = ["Alarms"]
 
-# Stale entries that are tolerated beyond one for each alarm.
+# Stale entries tolerated beyond one for each alarm.
 STALE_MIN: Final = 64
 
 K = TypeVar("K", bound=Hashable)
@@ -17,8 +17,9 @@ K = TypeVar("K", bound=Hashable)
 class Alarms(Generic[K]):
     """At most one alarm for each key.
 
-    They are in a heap, where an alarm that was cancelled or set anew leaves a stale entry. It is dropped when its time
-    comes, or when stale ones outnumber the alarms. Setting and cancelling an alarm take up to a microsecond.
+    Alarms are in a heap, where an alarm that was cancelled or set again leaves a stale entry. The entry is dropped when
+    its time comes, or when stale entries outnumber the alarms. Setting and cancelling an alarm take up to a
+    microsecond.
     """
 
     __slots__ = ("_heap", "_number", "_times")
@@ -33,7 +34,7 @@ class Alarms(Generic[K]):
 
     @property
     def next_at(self) -> float:
-        """When the next alarm rings; infinity if none is set."""
+        """The time of the next alarm; infinity if none is set."""
         heap, times = self._heap, self._times
         while heap and times.get(heap[0][2]) != heap[0][0]:
             heappop(heap)
@@ -65,7 +66,7 @@ class Alarms(Generic[K]):
             heapify(self._heap)
 
     def take(self, now: float) -> Iterator[tuple[float, K]]:
-        """Yield each key whose alarm rings by *now*, and when it was to ring, the earliest first; its alarm is over."""
+        """Remove each alarm that rings by *now*, the earliest first; yield its time and its key."""
         while self.next_at <= now:
             at, _, key = heappop(self._heap)
             del self._times[key]

@@ -1,7 +1,7 @@
 """Schedules Python's garbage collector: young objects often and briefly, old objects while the broker is idle.
 
 A collection traverses all objects of its generations and blocks everything else: 80 ms for 100,000 objects on a busy
-machine. The broker itself creates no cycles: connections, requests and errors leave none behind
+machine. The broker itself creates no cycles: connections, requests and errors leave no cycles behind
 (test_no_garbage.py in tests/remoting and tests/mqtt). Therefore:
 
 - Startup creates objects that stay, so it is over before the first collection (`martlet.cli.main`).
@@ -23,9 +23,9 @@ __all__ = ["OldObjects"]
 
 # New containers before a collection; CPython's default is 700. One collection traverses up to twice as many.
 YOUNG_OBJECTS: Final = 4000
-FREEZES_OF_A_COLLECTION: Final = 25  # each of 8,000 objects at most
+FREEZES_OF_A_COLLECTION: Final = 25  # number of freezes, each of 8,000 objects at most
 LOOK_S: Final = 5.0
-IDLE_S: Final = 0.05  # less CPU time than this between two looks means idle
+IDLE_S: Final = 0.05  # idle means less CPU time than this between two checks
 LATEST_S: Final = 3600.0
 
 
@@ -35,7 +35,7 @@ class OldObjects:
 
     def __init__(self, used_s: Callable[[], float] = time.process_time) -> None:
         self._used_s = used_s
-        self.freezes = 0  # since the last full collection
+        self.freezes = 0  # number since the last full collection
         self._thresholds = gc.get_threshold()
 
     def start(self) -> None:
@@ -57,9 +57,9 @@ class OldObjects:
             self.freezes += 1
 
     def collect_all(self) -> int:
-        """Traverse all objects, including frozen ones; return how many were garbage."""
+        """Traverse all objects, including frozen ones; return the number of garbage objects."""
         gc.unfreeze()
-        found = gc.collect()  # the callback freezes the rest
+        found = gc.collect()  # the callback freezes the survivors
         self.freezes = 0
         return found
 

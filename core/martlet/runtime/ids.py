@@ -16,8 +16,8 @@ class Ids:
     """Generates unique identifiers and random numbers.
 
     Without a *source* nobody can predict an identifier from others: they come from the operating system. Numbers come
-    from a Mersenne Twister of their own, which is faster; use them for nothing that must stay secret. A *source*
-    gives both, and the same ones for the same seed.
+    from a separate Mersenne Twister, which is faster; use them for nothing that must stay secret. With a *source*, both
+    come from it, and are the same for the same seed.
     """
 
     def __init__(self, source: random.Random | None = None) -> None:

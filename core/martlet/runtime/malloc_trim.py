@@ -1,7 +1,7 @@
 """Returns freed memory to the kernel. Works with glibc; does nothing with other allocators.
 
 glibc maps blocks over `LARGE_BYTES` one by one and unmaps them when they are freed, and it shrinks the heap when its
-end is free. Many blocks of medium size, such as incomplete requests of 100 KB, leave gaps between blocks in use. These
+end is free. Many blocks of medium size, such as incomplete requests of 100 KB, leave gaps between blocks in use. Gaps
 stay resident until `malloc_trim`, which blocks every allocation for up to 1.5 ms per MiB on a busy machine. So it is
 called only while the process is idle and enough memory was freed.
 """

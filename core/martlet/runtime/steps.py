@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @final
 class Blocking(Generic[T]):
-    """Work that may wait for the disk. A slice that yields it continues after it was called; see `off_loop`."""
+    """Work that may wait for the disk. A slice that yields it continues after the work is done; see `off_loop`."""
 
     __slots__ = ("_error", "_results", "_work")
 
@@ -52,35 +52,35 @@ class Blocking(Generic[T]):
             self._error = error
 
     def result(self) -> T:
-        """Return what the work returned, or raise what it raised."""
+        """Return the result of the work, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._results[0]
 
 
-# Yields None at the end of a slice, or `Blocking` work to do before the next one, and returns the result. It is `Any`
+# Yields None at the end of a slice, or `Blocking` work to do before the next slice, and returns the result. It is `Any`
 # because mypy allows a bare ``yield`` only for None and Any.
 Steps: TypeAlias = Generator[Any, None, T]
 
 # Called and awaited between two slices, for example until a condition holds.
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 
-# `Steps` that may also yield what to wait for before the next slice. Only `Turns.finish` runs them.
+# `Steps` that may also yield a function that waits, to be called before the next slice. Only `Turns.finish` runs them.
 WaitingSteps: TypeAlias = Generator[Blocking[Any] | Wait | None, None, T]
 
 # The work of one slice, in microseconds by the costs that modules declare. They were measured on a slow machine
-# (benchmarks/slices.py, benchmarks/pauses.py); on a faster one all slices are shorter alike.
+# (benchmarks/slices.py, benchmarks/pauses.py); on a faster machine all slices are shorter by the same factor.
 SLICE_US: Final = 1000.0
 
 
 def per_slice(us: float) -> int:
-    """Return how many items that cost *us* microseconds each fit into a slice, at least one."""
+    """Return the number of items that fit into a slice, at least one; each costs *us* microseconds."""
     return max(int(SLICE_US / us), 1)
 
 
 @final
 class Budget:
-    """What is left of a slice of long work, in steps of *step_us* microseconds: ``if budget.is_over(): yield``.
+    """The time left in a slice of long work, in steps of *step_us* microseconds: ``if budget.is_over(): yield``.
 
     The default is the cost of a step like an entry of a table.
     """
@@ -105,7 +105,7 @@ class Budget:
 
 
 def begin(steps: Steps[T]) -> Steps[T]:
-    """Run the first slice of *steps* now and return the rest."""
+    """Run the first slice of *steps* now; return the remaining steps."""
     try:
         first = next(steps)
     except StopIteration as done:
@@ -114,7 +114,7 @@ def begin(steps: Steps[T]) -> Steps[T]:
 
 
 def resume(yielded: Blocking[Any] | None, steps: Steps[T]) -> Steps[T]:
-    """Return the rest of *steps*, whose last slice ended with *yielded*."""
+    """Return the remaining *steps*; *yielded* is the result of their last slice."""
     return steps if yielded is None else _after(yielded, steps)
 
 
@@ -141,7 +141,7 @@ def _finished(result: T) -> Steps[T]:
 def finish_off_loop(steps: Steps[T]) -> T:
     """Run *steps* to the end in a worker thread and return the result; let the event loop run after each slice.
 
-    Without that, a computing thread holds the interpreter's lock for 5 ms each time the event loop wants it.
+    Without these pauses, a computing thread holds the interpreter's lock for 5 ms each time the event loop wants it.
     """
     while True:
         try:

@@ -20,7 +20,7 @@ class Turns:
         self._off_loop = off_loop
         self._lock = trio.Lock()
         self.slices = 0
-        self.off_loop = 0  # works that wait for a thread now
+        self.off_loop = 0  # number of works that wait for a thread now
 
     async def finish(self, steps: WaitingSteps[T]) -> T:
         """Run *steps* to the end and return the result; other work runs between slices. Cancellation closes *steps*."""
@@ -45,7 +45,7 @@ class Turns:
             steps.close()
 
     async def wait(self) -> None:
-        """Return in a later turn of the event loop, in which nothing else from the queue runs.
+        """Return in a later turn of the event loop, in which no other work of the queue runs.
 
         Long work that cannot be a generator calls this between its slices.
         """

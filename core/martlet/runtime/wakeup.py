@@ -9,7 +9,7 @@ __all__ = ["Wakeup"]
 
 @final
 class Wakeup:
-    """Anything may `set` it, and the task waits for it; a `set` during a round causes another round."""
+    """Any code may `set` it, and the task waits for it; a `set` during a round causes another round."""
 
     __slots__ = ("_event", "_is_set")
 

@@ -109,7 +109,7 @@ class Groups:
     # policy
 
     def get(self, name: str) -> Group | None:
-        """Return group *name*, None if there is none."""
+        """Return group *name*; None if there is none."""
         return self._table.get(name)
 
     def __contains__(self, name: str) -> bool:
@@ -127,7 +127,7 @@ class Groups:
         return group
 
     def policy(self, name: str) -> Group | None:
-        """Return group *name*, or what a new one would be, which is not created; None if none may be.
+        """Return group *name*, or a new one that is not stored; None if the configuration allows none.
 
         Raises:
           Refused: there is no such group, and its name is invalid (Reason.PARAMETER).
@@ -183,7 +183,7 @@ class Groups:
         return bool(self._forbidden.get(group, {}).get(topic, 0) & 1 << 2)
 
     def forbidden(self) -> Mapping[str, Mapping[str, int]]:
-        """Return what groups must not read: group -> topic -> bits (RocketMQ forbiddenTable). Do not change it."""
+        """Return the topics that groups must not read: group -> topic -> bits (forbiddenTable). Do not change it."""
         return self._forbidden
 
     def may_read(self, name: str, topic: str) -> bool:

@@ -1,11 +1,11 @@
 """The format of the JSON tables in RocketMQ's ``config/`` directory.
 
-They are written as RocketMQ writes them, so that each broker can read the other's tables:
-with a ``dataVersion``, and with unquoted integer keys (Fastjson's dialect; not standard JSON).
+They are written as RocketMQ writes them, so that each broker can read the other's tables: with a ``dataVersion``, and
+with unquoted integer keys (Fastjson's dialect; not standard JSON).
 
 A file of Martlet begins with the key ``martletCrc``, the CRC-32 of everything after it, and has the log position up to
 which it is complete as ``martletPosition``. RocketMQ drops both when it writes the file. So a file without either is
-RocketMQ's, and one whose CRC is wrong is damaged.
+RocketMQ's, and a file whose CRC is wrong is damaged.
 """
 
 import re
@@ -118,7 +118,7 @@ def table_in(table: Mapping[str, Any], key: str, name: str) -> Mapping[str, Any]
     """Return the entries of *table*, the content of file *name*, under its main *key*.
 
     Raises:
-      StoreError: it has none, so it is damaged: an empty table has an empty object.
+      StoreError: the key is missing, so the file is damaged: an empty table has an empty object.
     """
     found = table.get(key)
     if not isinstance(found, Mapping):
@@ -143,7 +143,7 @@ def render_in_steps(
     The result is one piece per slice, because joining megabytes would take 10 ms. A file, whose *fields* have the log
     position up to which it is complete, gets its CRC.
 
-    The source of *table* may change in the meantime: each entry is rendered as it is when its slice runs.
+    The source of *table* may change in the meantime: each entry is rendered in its present state when its slice runs.
     *bare_keys* omits the quotes around integer keys within an entry.
     """
     budget = Budget(ENTRY_US)

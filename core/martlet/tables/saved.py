@@ -15,7 +15,7 @@ log = logging.getLogger("martlet.tables")
 # The key with the log position up to which a JSON table is complete. RocketMQ drops unknown keys, so if it is missing,
 # RocketMQ wrote the file last.
 POSITION_KEY: Final = "martletPosition"
-# In each JSON table that Martlet wrote, at least one of these is left after damage to a few bytes.
+# In each JSON table that Martlet wrote, at least one of these keys is intact after damage to a few bytes.
 OWN_KEYS: Final = (b'"martletPosition"', b'"martletCrc"')
 NO_POSITION: Final = -1
 
@@ -28,8 +28,8 @@ class Table:
       path: of the file in the data directory, such as ``config/delayOffset.json``.
       freeze: returns slices that render the current table as pieces of the file. It is called on the event loop with
         the log position up to which the table is complete, and must take less than a millisecond. All slices run in a
-        worker thread; the first one can copy the keys. An entry may be rendered as it is when its slice runs, but must
-        be consistent: copy it in one call.
+        worker thread; the first one can copy the keys. An entry may be rendered as it is when its slice runs,
+        but must be consistent: copy it in one call.
       load: loads the content of the file; raises `StoreError`, and changes nothing, if it is invalid.
       urgent: write it right after a change instead of at the interval ``broker.offsets_persist_ms``.
     """
@@ -50,7 +50,7 @@ class Table:
         self.urgent = urgent
         # The table differs from its file.
         self.dirty = False
-        # The second copy of the file must be written with the first one.
+        # The second copy of the file must be written together with the first.
         self.removed = False
         # Only the second copy differs from the table.
         self.behind = False
@@ -96,7 +96,7 @@ class Tables:
         table.changed = self._changed
 
     def load(self, table: Table) -> bool:
-        """Load the newest valid generation of *table*; return whether that is the one written last.
+        """Load the newest valid generation of *table*; return whether it is the one written last.
 
         Unless both copies of the file are the same, both are then written again.
         """

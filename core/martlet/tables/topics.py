@@ -46,7 +46,7 @@ TEMPLATE_TOPIC: Final = "TBW102"
 
 # Consumers may read it: RocketMQ's admin tool does in startMonitoring, and fails if it may not.
 EVENT_TOPIC: Final = "OFFSET_MOVED_EVENT"
-# RocketMQ lets every client write there, and so send to any topic, and recall any message.
+# RocketMQ lets every client write to this topic, and so send to any topic and recall any message.
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 # RocketMQ's check points of pops, and their acknowledgements; the cluster's name follows.
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
@@ -84,7 +84,7 @@ TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
 QUEUES_MAX: Final = 16384
 HOURS_DIGITS_MAX: Final = 19  # of the largest Java long, RocketMQ's type for hours
-# What topics.json says of a topic beyond RocketMQ's keys.
+# Keys of a topic in topics.json that RocketMQ does not have.
 WANTED_KEY: Final = "martletReadQueueNums"
 BEGINS_KEY: Final = "martletQueueBegins"
 # A registration with a name server is one frame of at most 16 MiB, which has room for about 90,000 topics.
@@ -107,12 +107,12 @@ def is_reserved(name: str) -> bool:
 
 
 def _is_system(name: str) -> bool:
-    """Return whether topic *name* is the broker's own, whose messages other parts of it need."""
+    """Return whether topic *name* is the broker's own, with messages that parts of the broker need."""
     return name.startswith(SYSTEM_PREFIX) or name in SYSTEM_TOPICS or name in BROKER_TOPICS
 
 
 def reserve_hours(attributes: Mapping[str, str]) -> int:
-    """Return for how many hours a topic with *attributes* keeps messages; 0 for as long as the log, as in RocketMQ."""
+    """Return the hours for which a topic with *attributes* keeps messages; 0 for as long as the log, as in RocketMQ."""
     value = attributes.get(RESERVE_TIME, "")
     return int(value) if value.isascii() and value.isdecimal() and len(value) <= HOURS_DIGITS_MAX else 0
 
@@ -121,11 +121,11 @@ def reserve_hours(attributes: Mapping[str, str]) -> int:
 class Topic:
     """One topic, which is replaced when it changes. ``queues`` has the store's queues that were used so far, by id.
 
-    ``read_queues`` is at least ``write_queues``, so that nobody writes where nobody reads. It also includes queues that
-    were taken away and still have messages: ``read_queues_wanted`` is the number without them, if it is smaller.
+    ``read_queues`` is at least ``write_queues``, so that nobody writes where nobody reads. It also counts removed
+    queues that still have messages: ``read_queues_wanted`` is the number without them, if it is smaller.
     ``open_queues`` is the number of queues that accept messages: 0 if the topic is not writable. ``begins`` has the
-    offset where a queue begins for readers that know the topic and not the queue: it was taken away and added again,
-    and its older messages had been read.
+    offset where a queue begins for readers that know the topic and not the queue: it was removed and added again, and
+    its older messages had been read.
     """
 
     __slots__ = (
@@ -180,18 +180,18 @@ class Topic:
         return queue
 
     def beginning_of(self, queue: Queue) -> int:
-        """Return where a reader of the topic begins in *queue*, which was added after the reader had begun."""
+        """Return the offset at which a reader of the topic begins in *queue*, which was added later."""
         return max(queue.first_offset, self.begins.get(queue.queue_id, 0))
 
     def has_readable(self, queue_id: int) -> bool:
-        """Return whether a queue may be read by its id: it is one of the topic's, or was, and had messages then."""
+        """Return whether a queue may be read by its id: it belongs to the topic, or did so while it had messages."""
         if 0 <= queue_id < self.read_queues:
             return True
         queue = self._store.queues.find(self.name, queue_id)
         return queue is not None and queue.next_offset > 0
 
     def queue_ids(self) -> list[int]:
-        """Return the ids of all queues, and of those that were taken away and had messages."""
+        """Return the ids of all queues, and of removed queues that had messages."""
         used = [key for key, queue in self._store.queues.topics.get(self.name, {}).items() if queue.next_offset]
         return sorted({*range(self.read_queues), *used})
 
@@ -206,7 +206,7 @@ class Topic:
             raise Refused(Reason.PARAMETER, text)
 
     def as_json(self) -> dict[str, object]:
-        """RocketMQ's TopicConfig, and what only we know of the topic; RocketMQ ignores and drops that."""
+        """RocketMQ's TopicConfig, with Martlet's own keys, which RocketMQ ignores and drops."""
         own: dict[str, object] = {}
         if self.read_queues_wanted is not None:
             own[WANTED_KEY] = self.read_queues_wanted
@@ -233,8 +233,8 @@ def _without_room() -> bool:
 class Topics:
     """All topics by name. Each change increments ``version`` and calls every function in ``changed``.
 
-    ``changed`` gets the topic, or None for a deletion; ``deleted`` gets the name of a topic that was deleted.
-    ``grown`` is called first if a topic has more queues for readers, with the topic and the ids of these.
+    ``changed`` gets the topic, or None for a deletion; ``deleted`` gets the name of a topic that was deleted. ``grown``
+    is called first if a topic gets more queues for readers, with the topic and the ids of these queues.
     """
 
     def __init__(self, store: Store, clock: Clock, *, auto_create: bool, auto_create_queues: int) -> None:
@@ -246,22 +246,23 @@ class Topics:
         self.version = DataVersion(timestamp=clock.now_ms())
         self.changed: list[Callable[[Topic | None], None]] = []
         self.deleted: list[Callable[[str], None]] = []
-        # Called when a new topic finds no room; deletes topics that nobody needs, and returns whether it found any.
+        # Called when there is no room for a new topic; deletes topics that nobody needs, and returns whether it deleted
+        # any.
         self.make_room: Callable[[], bool] = _without_room
         self.grown: list[Callable[[Topic, range], None]] = []
         self.table = Table("config/topics.json", self.json_in_steps, self.load, urgent=True)
-        # The log position up to which the loaded file was complete; `NO_POSITION` if it does not say.
+        # The log position up to which the loaded file was complete; `NO_POSITION` if the file has none.
         self.loaded_position = NO_POSITION
 
     def get(self, name: str) -> Topic | None:
-        """Return topic *name*, None if there is none. A light topic is there while the store has its queue."""
+        """Return topic *name*; None if there is none. A light topic exists while the store has its queue."""
         topic = self._table.get(name)
         if topic is None and is_light(name):
             return self._light(name)
         return topic
 
     def open(self, name: str) -> Topic | None:
-        """As `get`; where light queues are on, a light topic is made for whoever reads it first.
+        """As `get`; but where light queues are on, the first reader of a light topic creates it.
 
         Raises:
           Refused: there are too many light queues (Reason.BUSY).
@@ -272,7 +273,7 @@ class Topics:
         return topic
 
     def _light(self, name: str) -> Topic | None:
-        """Light topics are in no table: they have one queue, which nobody writes directly."""
+        """Return a light topic. Light topics are in no table: they have one queue, to which nobody writes directly."""
         queues = self._store.queues.topics.get(name)
         if queues is None:
             return None
@@ -283,7 +284,7 @@ class Topics:
 
     @property
     def hours_max(self) -> int:
-        """The longest retention of a topic's own, that of the log; 0 if there is no limit."""
+        """The longest retention that a topic may have: that of the log; 0 if there is no limit."""
         return self._store.upkeep.topic_retention.hours_max
 
     def has_queue(self, name: str, queue_id: int) -> bool:
@@ -312,8 +313,8 @@ class Topics:
     ) -> Topic:
         """Create or change topic *name*, and return it.
 
-        It gets fewer *write_queues* at once. Queues beyond *read_queues* that have messages stay readable, until they
-        are consumed (`martlet.draining`); with *force* they do not.
+        A lower number of *write_queues* applies at once. Queues beyond *read_queues* that have messages stay readable,
+        until they are consumed (`martlet.draining`); with *force* they do not.
 
         Raises:
           Refused: the name or a number is invalid (Reason.PARAMETER).
@@ -350,7 +351,7 @@ class Topics:
         return topic
 
     def used_queues(self, name: str) -> int:
-        """Return how many queues topic *name* must have for all that have messages."""
+        """Return the number of queues that topic *name* must have to include all queues with messages."""
         queues = self._store.queues.topics.get(name, {})
         return 1 + max((key for key, queue in queues.items() if queue.first_offset < queue.next_offset), default=-1)
 
@@ -364,7 +365,7 @@ class Topics:
         return {key: offset for key, offset in found.items() if key in queues and offset > queues[key].first_offset}
 
     def narrow(self, topic: Topic) -> Topic:
-        """Take away the queues of *topic* that are only there because they had messages to read; return it."""
+        """Remove the queues of *topic* that only remain to be read; return the topic."""
         wanted = topic.read_queues_wanted
         if wanted is None or self._table.get(topic.name) is not topic:
             return topic
@@ -381,9 +382,9 @@ class Topics:
         )
 
     def read_again(self) -> list[Topic]:
-        """Make all queues readable that have messages and were taken away by RocketMQ, or by an older version of us.
+        """Make all queues with messages readable that RocketMQ, or an older version of Martlet, has removed.
 
-        Call this after `load`. Returns the topics that have such queues.
+        Call this after `load`. Returns the topics with such queues.
         """
         found: list[Topic] = []
         for topic in self:
@@ -394,7 +395,7 @@ class Topics:
         return found
 
     def _keep_for_hours(self, topic: Topic, before: int) -> None:
-        """Apply the retention of *topic*, which was *before* until now. Raises `Refused` if it is too long."""
+        """Apply the retention of *topic*, which has been *before* until now. Raises `Refused` if it is too long."""
         hours, limit = reserve_hours(topic.attributes), self.hours_max
         if hours == before or _is_system(topic.name):
             return
@@ -474,7 +475,7 @@ class Topics:
         return True
 
     def drop(self, name: str) -> bool:
-        """Remove topic *name*, which the log says was deleted, from the table; return whether it was there."""
+        """Remove topic *name*, whose deletion is in the log, from the table; return whether it was there."""
         return self._table.pop(name, None) is not None
 
     def _moved(self, topic: Topic | None) -> None:
@@ -484,7 +485,7 @@ class Topics:
             tell(topic)
 
     def json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
-        """Return the table as ``config/topics.json``; *position* is where it is complete up to, if known."""
+        """Return the table as ``config/topics.json``, complete up to log position *position*, if known."""
         return render_in_steps(head_of(self.version, position), "topicConfigTable", self._definitions())
 
     def _definitions(self) -> Iterator[tuple[str, object]]:

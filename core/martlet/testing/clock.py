@@ -12,10 +12,10 @@ START_MS: Final = 1_704_103_200_000
 
 @final
 class TrioClock:
-    """Tells a wall-clock time that moves as `trio.current_time` does, from *start_ms* on.
+    """A wall clock that advances like `trio.current_time`, from *start_ms* on.
 
-    It may be read outside of trio (a store that is built before the loop runs); it stands still there.
-    ``skew_ms`` may be changed at any time, as a machine's clock is.
+    It may be read outside of trio (a store that is built before the loop runs); its time does not advance there.
+    ``skew_ms`` may be changed at any time, like a machine's clock.
     """
 
     def __init__(self, start_ms: int = START_MS) -> None:

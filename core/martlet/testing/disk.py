@@ -1,10 +1,9 @@
 """An in-memory disk for tests: it can lose everything that was not synced, and fail on demand.
 
-It counts every call that changes something, and the power can be cut at any of them.
-`FakeDisk.after_power_cut` returns the disk as the next process finds it: with everything
-that was synced and, depending on `Cut`, with nothing else, with random writes, or with
-random sectors of writes. A created, renamed or removed name survives if its directory
-was synced after that.
+It counts every call that changes something, and the power can be cut at any of them. `FakeDisk.after_power_cut` returns
+the disk as the next process finds it: with everything that was synced and, depending on `Cut`, with nothing else, with
+random writes, or with random sectors of writes. A created, renamed or removed name survives if its directory was synced
+afterwards.
 """
 
 import errno
@@ -113,11 +112,11 @@ class FakeDisk:
     """A `martlet.store.Disk` without a machine. Paths are plain strings with ``/``.
 
     Attributes:
-      calls: how many calls changed something so far, by name ("write", "sync", "rename", ...).
+      calls: the number of calls that changed something so far, by name ("write", "sync", "rename", ...).
       on_change: called before each of them with its name, and may raise.
       failures: errno by (name of the call, its number counted from 0), raised once instead of the call.
-      free_bytes: space for new blocks; None for any amount. A write that needs more writes what fits.
-      used_ratio: what `usage` reports, when ``free_bytes`` is None.
+      free_bytes: space for new blocks; None for any amount. A write that needs more writes the bytes that fit.
+      used_ratio: the result of `usage` when ``free_bytes`` is None.
       cached: whether files are in the page cache, so that `read_now` finds them.
     """
 
@@ -159,7 +158,7 @@ class FakeDisk:
         self.failures[name, self.calls.get(name, 0) + after] = code
 
     def after_power_cut(self, cut: Cut, random: Random) -> "FakeDisk":
-        """The disk that is found after the power went in this very moment."""
+        """Return the disk after a power cut at this moment."""
         if cut is Cut.KILLED:
             return self._after_kill()
         found = FakeDisk()
@@ -192,7 +191,7 @@ class FakeDisk:
         return found
 
     def _surviving_names(self, cut: Cut, random: Random) -> list[tuple[str, str, str, _File | None]]:
-        """Names go through a journal: a first part of the changes survives."""
+        """Return the surviving names. Names go through a journal: a first part of the changes survives."""
         return [] if cut is Cut.LOST else self.name_changes[: random.randint(0, len(self.name_changes))]
 
     # ---- Disk
@@ -264,7 +263,7 @@ class FakeDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _fitting(self, file: _File, position: int, data: bytes) -> int:
-        """How many bytes of *data* there is space for."""
+        """Return the number of bytes of *data* for which there is space."""
         if self.free_bytes is None:
             return len(data)
         free = self.free_bytes
@@ -306,7 +305,7 @@ class FakeDisk:
         if path not in self.directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self._changing("sync_directory", path)
-        # A journal is written in order: what came before is durable with it.
+        # A journal is written in order: earlier changes are durable with it.
         last = max((i for i, change in enumerate(self.name_changes) if _concerns(change, path)), default=-1)
         for change in self.name_changes[: last + 1]:
             _rename(self.stable_files, self.stable_directories, change)

@@ -1,9 +1,8 @@
-"""Links in memory: what a socket does to bytes, in a test's own time.
+"""In-memory links, which treat bytes as a network does, in a test's own time.
 
-A `MemoryLink` has two ends, each a `martlet.net.transports.Transport`: give one to `Server.serve` and speak
-through the other, best by a `Caller`. A link can be slow, hand data over in pieces cut
-at any byte, stall, and break; with a seeded random source it does so the same way each
-time. Time is trio's, so with a mock clock nothing really waits.
+A `MemoryLink` has two ends, each a `martlet.net.transports.Transport`: give one to `Server.serve` and speak through the
+other, best by a `Caller`. A link can be slow, deliver data in pieces cut at any byte, stall, and break; with a seeded
+random source it does so the same way each time. Time is trio's, so with a mock clock nothing really waits.
 """
 
 import errno
@@ -23,17 +22,17 @@ CAPACITY_BYTES: Final = 65536
 
 
 class Conditions(Struct, frozen=True):
-    """How a link treats bytes. *chance* cuts what is received at random bytes and makes the delays vary."""
+    """Conditions on a link. *chance* cuts received data at random bytes and makes the delays vary."""
 
-    capacity_bytes: int = CAPACITY_BYTES  # sent and not yet received; a sender can send no more then
+    capacity_bytes: int = CAPACITY_BYTES  # bytes sent and not yet received; a sender can send no more then
     latency_s: float = 0.0
-    jitter_s: float = 0.0  # at most so much more; later data never overtakes
+    jitter_s: float = 0.0  # largest extra delay; later data never overtakes
     chance: random.Random | None = None
 
 
 @final
 class _Way:
-    """One direction: pieces on their way, in order, each with the time at which it is there."""
+    """One direction: pieces in transit, in order, each with its time of arrival."""
 
     __slots__ = ("_changed", "_conditions", "_flying", "_last_arrival", "_size", "broken", "finished", "stalled_until")
 
@@ -43,7 +42,7 @@ class _Way:
         self._size = 0
         self._last_arrival = 0.0
         self._changed: trio.Event | None = None
-        self.finished = False  # the sender sends no more
+        self.finished = False  # whether the sender has finished
         self.broken = False
         self.stalled_until = 0.0
 
@@ -56,7 +55,7 @@ class _Way:
         return not self._flying
 
     def put(self, pieces: list[Buffer]) -> int:
-        """Take what there is room for."""
+        """Take the bytes for which there is room; return their number."""
         data = b"".join(pieces)[: self.room]
         if data:
             self._flying.append((self._arrival(), data))
@@ -71,7 +70,7 @@ class _Way:
         return self._last_arrival
 
     def next_time(self) -> float:
-        """When the next piece, or the end, is there; infinity while nothing is on its way."""
+        """Return when the next piece, or the end, arrives; infinity while nothing is in transit."""
         if self.broken:
             return 0.0
         if self._flying:
@@ -79,7 +78,7 @@ class _Way:
         return self.stalled_until if self.finished else float("inf")
 
     def take(self, limit: int) -> bytes | None:
-        """Return what is there, empty at the end, None when nothing is there yet."""
+        """Return the bytes that have arrived: empty at the end, None if there are none yet."""
         if self.next_time() > trio.current_time():
             return None
         if not self._flying:
@@ -96,12 +95,12 @@ class _Way:
         return data[:limit]
 
     def lose(self) -> None:
-        """Nothing that is on its way arrives."""
+        """Drop everything in transit."""
         self._flying.clear()
         self._size = 0
 
     def stir(self) -> None:
-        """Something has changed: whoever waits looks again."""
+        """Wake all waiting tasks, because the state has changed."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
@@ -135,12 +134,12 @@ class End:
 
     @property
     def broken(self) -> bool:
-        """Whether nothing that this end sends can arrive any more."""
+        """Whether nothing sent by this end can arrive any more."""
         return self._out.broken
 
     @property
     def unread(self) -> bool:
-        """Whether something sent by this end has not been received yet."""
+        """Whether bytes sent by this end have not been received yet."""
         return not self._out.empty
 
     def receive(self, limit: int) -> bytes | None:
@@ -186,7 +185,7 @@ class End:
         self._out.stir()
 
     def close(self) -> None:
-        """Send no more and take no more; what was sent still arrives."""
+        """Stop sending and receiving; bytes already sent still arrive."""
         if not self._closed:
             self._closed = True
             self.finish()
@@ -200,7 +199,7 @@ class End:
 
 @final
 class MemoryLink:
-    """Two ends; what one sends the other receives."""
+    """Two ends; bytes sent by one are received by the other."""
 
     __slots__ = ("_back", "_forth", "far", "near")
 
@@ -211,7 +210,7 @@ class MemoryLink:
         self.far = End(self._forth, self._back)
 
     def cut(self) -> None:
-        """Break the link: both ends get errors, and what is on its way is lost."""
+        """Break the link: both ends get errors, and bytes in transit are lost."""
         for way in (self._forth, self._back):
             way.broken = True
             way.lose()
@@ -231,7 +230,7 @@ class MemoryLink:
 
 @final
 class Caller:
-    """A client's side of a link, with waiting."""
+    """The client's side of a link, with methods that wait."""
 
     __slots__ = ("_kept", "end")
 
@@ -247,7 +246,7 @@ class Caller:
             rest = rest[self.end.send([rest]) :]
 
     async def receive(self, limit: int = 1 << 20) -> bytes:
-        """Return what arrives next; empty at the end."""
+        """Return the next bytes that arrive; empty at the end."""
         if self._kept:
             kept, self._kept = self._kept[:limit], self._kept[limit:]
             return kept

@@ -1,9 +1,8 @@
 """Peers without sockets, a whole broker in one task tree, and checks that every connection must pass.
 
-For the tests of protocols: `MemoryWire` is a socket as the server sees it and
-`MemoryPeer` the other end of it, `serving` runs a real broker and server over a data
-directory, `RecordingPeer` is what a handler alone needs, and `check_connection` feeds a
-state machine the same bytes cut in every way.
+For the tests of protocols: `MemoryWire` is a socket as the server sees it and `MemoryPeer` the other end of it,
+`serving` runs a real broker and server over a data directory, `RecordingPeer` replaces the peer of a handler, and
+`check_connection` feeds a state machine the same bytes cut in every way.
 """
 
 import random
@@ -37,7 +36,7 @@ RANDOM_CUTTINGS: Final = 50
 
 @final
 class _Pipe:
-    """Bytes one way, as many as fit."""
+    """Bytes in one direction, up to a capacity."""
 
     __slots__ = ("_changed", "capacity", "closed", "data")
 
@@ -127,7 +126,7 @@ class MemoryWire:
         self._out.close()
 
     def linger(self) -> None:
-        self.close()  # what was sent still arrives
+        self.close()  # bytes already sent still arrive
 
 
 @final
@@ -162,7 +161,7 @@ class MemoryPeer:
     async def receive_exactly(self, size: int) -> bytes:
         """Return *size* bytes. Raises `EOFError` when the server closes before."""
         if not size:
-            return b""  # what was received stays for the next call
+            return b""  # received bytes stay for the next call
         data = b""
         while len(data) < size:
             more = await self.receive_some()
@@ -184,7 +183,7 @@ class MemoryPeer:
         return line
 
     def waiting(self) -> int:
-        """Return how many bytes have arrived and were not received yet."""
+        """Return the number of bytes that have arrived and were not received yet."""
         return len(self._rest) + len(self._in.data)
 
     def close(self) -> None:
@@ -200,7 +199,7 @@ def memory_transport(capacity: int = PIPE_BYTES) -> tuple[MemoryPeer, MemoryWire
 
 
 class RecordingPeer(Struct, dict=True):
-    """A `Peer` without a connection, which records what a handler does with it."""
+    """A `Peer` without a connection, which records a handler's calls."""
 
     address: str = "memory:1"
     host: bytes = pack_host("127.0.0.1", 1)
@@ -222,7 +221,7 @@ class RecordingPeer(Struct, dict=True):
             self.sent += piece
 
     def take_sent(self) -> bytes:
-        """Return what was sent since the last call."""
+        """Return the bytes sent since the last call."""
         data = bytes(self.sent)
         self.sent.clear()
         return data
@@ -249,7 +248,7 @@ class RecordingPeer(Struct, dict=True):
         self.started.append((work, args))
 
     async def run_started(self) -> None:
-        """Run what was started, one after the other."""
+        """Run the started work, one after the other."""
         while self.started:
             work, args = self.started.pop(0)
             await work(*args)
@@ -295,7 +294,7 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Run a broker on *directory*, and stop it in order at the end of the block.
 
-    It has only the ports of the protocols that *ports* returns, and tells their addresses to ``bound``, drives the
+    It has only the ports of the protocols that *ports* returns, and passes their addresses to ``bound``; it drives the
     projections that *projections* returns, and runs the services that *services* returns. It loads no plugins: call the
     hooks you test. Use it twice with one directory to test a restart.
     """
@@ -343,8 +342,8 @@ def check_connection(
 ) -> None:
     """Assert that *data* makes the events *expected*, however it is cut.
 
-    Feeds it whole, in two pieces cut at every place, byte by byte, and in random pieces. *flatten* splits events
-    that cover several requests when these arrive together.
+    Feeds it whole, in two pieces cut at every place, byte by byte, and in random pieces. *flatten* splits events that
+    cover several requests when these arrive together.
     """
     for pieces in _cuttings(data, random.Random(seed)):
         connection = connect()

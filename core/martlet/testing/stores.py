@@ -19,7 +19,7 @@ HOST: Final = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
 
 @final
 class ManualClock:
-    """A wall clock that stands still until somebody moves it."""
+    """A wall clock that only advances when a test sets it."""
 
     def __init__(self, ms: int = 1_700_000_000_000) -> None:
         self.ms = ms
@@ -49,30 +49,30 @@ def small_config(**changes: Any) -> StoreConfig:
 def message(
     body: bytes | str = b"hello", topic: str = "T", tags: str = "", keys: str = "", unique: str = ""
 ) -> Message:
-    """A message with the properties that the store looks at."""
+    """A message with the properties that the store reads."""
     pairs = (("TAGS", tags), ("KEYS", keys), ("UNIQ_KEY", unique))
     properties = "".join(f"{name}\x01{value}\x02" for name, value in pairs if value).encode()
     return Message(topic, body.encode() if isinstance(body, str) else body, properties, born_ms=1, born_host=HOST)
 
 
 def append_group(store: Store, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
-    """Append *messages* as an atomic group, each to its queue; return where. Raises as `Writer.append_all`."""
+    """Append *messages* as an atomic group, each to its queue; return locations. Raises as `Writer.append_all`."""
     items = [store.writer.item(each, queue_id) for each, queue_id in zip(messages, queue_ids, strict=True)]
     return placed_of(store.writer.append_all(items, atomic=True))
 
 
 def append_batch(store: Store, messages: Sequence[Message], queue_id: int) -> list[Placed]:
-    """Append *messages* as an atomic group to the queues of that id; return where. Raises as `Writer.append_all`."""
+    """Append *messages* as an atomic group to the queues of that id; return locations. Raises as `append_all`."""
     return append_group(store, messages, [queue_id] * len(messages))
 
 
 def placed_of(result: AppendResult) -> list[Placed]:
-    """Return where each message of *result* was stored. Raises `Refused` if one was not."""
+    """Return the location of each message of *result*. Raises `Refused` if one was not stored."""
     return [result.placed(place) for place in range(len(result.positions))]
 
 
 def bodies(pieces: list[Buffer]) -> list[bytes]:
-    """The bodies of the records in *pieces*; a record may go on in the next piece."""
+    """Return the bodies of the records in *pieces*; a record may continue in the next piece."""
     return [record.body for record in decode_records(b"".join(pieces))]
 
 
