@@ -210,7 +210,7 @@ class GroupGrant(_Grant):
         return self._groups.offsets.committed(self.name, topic)
 
     def offset(self, topic: str, queue_id: int) -> int:
-        """Return the group's committed offset in that queue, -1 if there is none."""
+        """Return the group's committed offset in that queue; -1 if there is none."""
         return self._groups.offsets.get(self.name, topic, queue_id)
 
     def is_forbidden(self, topic: str) -> bool:
@@ -329,7 +329,7 @@ class ConsumeGrant:
         return near if near is not None else await store.readers.read_far(queue, offset, count_max, budget_bytes)
 
     def offset(self, queue_id: int) -> int:
-        """Return the group's committed offset in that queue, -1 if there is none."""
+        """Return the group's committed offset in that queue; -1 if there is none."""
         return self._groups.offsets.get(self.group, self.topic, queue_id)
 
     def commit(self, queue_id: int, offset: int) -> None:
@@ -338,7 +338,7 @@ class ConsumeGrant:
         self._groups.offsets.commit(self.group, self.topic, queue_id, offset)
 
     def pending_reset(self, queue_id: int) -> int:
-        """Return the offset of the pending reset, -1 if there is none."""
+        """Return the offset of the pending reset; -1 if there is none."""
         return self._groups.offsets.pending_reset(self.group, self.topic, queue_id)
 
     def take_reset(self, queue_id: int) -> int:
@@ -443,7 +443,7 @@ class BrokerGrant:
         return self._store.statistics()
 
     def disk_usage(self) -> Usage:
-        """Return how full the store's disk is."""
+        """Return the usage of the store's disk."""
         return self._store.data_directory.usage()
 
     def earliest_store_ms(self) -> Steps[int]:

@@ -44,13 +44,13 @@ class TailRouting:
             self._handed.add(encoding, positions, data, ends, start)
 
     def rules_changed(self) -> None:
-        """Find the routes of all further records again, also of those that were read."""
+        """Find the routes of all further records again, also of records already read."""
         self._rules += 1
 
     def route_by(
         self, interest: Interest, beginnings: Beginnings | None, found: list[Found], budget: Budget
     ) -> Steps[None]:
-        """Give each receiver its records of *found*."""
+        """Pass the records of *found* to their receivers."""
         end = stop = 0
         while end < len(found):
             if end == stop:
@@ -64,7 +64,7 @@ class TailRouting:
             for grants, part in parts:
                 if self._rules == rules:
                     yield from self._give(grants, part, budget)
-                else:  # in a pause: those who still are receivers get the rest
+                else:  # in a pause: only current receivers get the others
                     yield from self._give_again(interest, grants, part, budget)
             if end < stop:
                 yield
@@ -105,13 +105,13 @@ class TailRouting:
         log.exception("a receiver of topic[%s] failed and misses %d messages", ", ".join(self._names), run.count)
 
     def _use_handed(self, run: Run, found: list[Found]) -> None:
-        """Use frames that were handed on for *run*, which consists of *found*."""
+        """Use frames that were passed on for *run*, which consists of *found*."""
         self._forget_undone()
         for encoding, data, ends in self._handed.find([each[0] for each in found]):
             run.keep(encoding, Frames(data, ends))
 
     def _forget_undone(self) -> None:
-        """Drop all frames if messages were undone after they were published: others get their positions."""
+        """Drop all frames if messages were undone after they were published: other messages get their positions."""
         undone = self._store.committer.undone
         if undone != self._undone:
             self._undone = undone

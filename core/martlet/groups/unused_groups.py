@@ -223,7 +223,7 @@ class UnusedGroups:
         """Drop the state of a group, and its topic. Raises `Refused` and `StoreFailed`."""
         topic = place[0]
         if delete_topic:
-            self._owner.topics.delete(topic)  # with the state of its groups
+            self._owner.topics.delete(topic)  # together with the state of its groups
             self._owner.groups.offsets.forget_topic(topic)
             self.topics += 1
         else:

@@ -192,10 +192,10 @@ class PumpReading:
         self._fd = fd
         self._attend = attend
         self.attended = False  # whether `attend` was called since `watch`
-        self.in_round = False  # whether the pump reads right now, and looks afterwards whether it can go on
-        self.plain = False  # whether the first bytes were the protocol's own
-        self.first: bytes | None = None  # the first bytes, if they were not
-        self.events: Iterator[Any] | None = None  # the remaining events of a read that must wait
+        self.in_round = False  # whether the pump is reading now; it checks afterwards whether it can continue
+        self.plain = False  # whether the first bytes were of the protocol itself
+        self.first: bytes | None = None  # the first bytes, if they were of TLS or WebSocket
+        self.events: Iterator[Any] | None = None  # the events left of a read that must wait
         self.left: Awaitable[None] | bool = False  # what must be awaited before these: the rest of a request
         self.received = 0  # size of that read
         self.now = 0.0  # time of that read

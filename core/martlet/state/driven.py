@@ -84,7 +84,7 @@ class Driven:
             self.fail(f"to forget topic {topic!r}", error)
 
     def held(self) -> int:
-        """Return how many messages wait for the plugin."""
+        """Return the number of messages that wait for the plugin."""
         return self.projection.held() if isinstance(self.projection, HoldsMessages) else 0
 
     def snapshot(self) -> tuple[int, Steps[list[bytes]]]:

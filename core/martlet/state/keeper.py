@@ -13,7 +13,7 @@ __all__ = ["RecordKeeper"]
 
 log = logging.getLogger("martlet.state")
 
-# A refused `roll` is retried this often before the records are removed anyway.
+# Number of times that a refused `roll` is retried before the records are removed anyway.
 ROLL_TRIES: Final = 10
 
 
@@ -31,11 +31,11 @@ class RecordKeeper:
         self._roll_tries = 0
 
     async def release(self, end: int) -> None:
-        """Have projections append again what they need of the records before *end*, so that these can be removed.
+        """Have projections append again the state that they need of the records before *end*.
 
         If `roll` is refused because the disk is full, it is retried at the next `ROLL_TRIES` removals. Then one segment
-        is given up: the space that it leaves is enough to append again what is needed of the others. The tries are
-        counted from 0 again once nothing has to be removed, with an *end* of 0.
+        is given up: its space suffices to append again the state that is needed of the others. The tries are counted
+        from 0 again once nothing has to be removed, with an *end* of 0.
         """
         if end <= 0:
             self._roll_tries = 0
@@ -62,10 +62,10 @@ class RecordKeeper:
         self.released = end
 
     async def _roll(self, live: Sequence[Driven], start: int, end: int) -> None:
-        """Call `roll` of the projections that need it, and wait until what they appended is durable.
+        """Call `roll` of the projections that need it, and wait until the appended records are durable.
 
         Raises:
-          Refused: the disk is full, also if a commit of somebody else failed, which undid what they had appended.
+          Refused: the disk is full, also if a commit of another caller failed and undid the appends.
           StoreFailed: the disk failed.
         """
         committer = self._store.committer

@@ -27,13 +27,13 @@ __all__ = ["Projections"]
 
 log = logging.getLogger("martlet.state")
 
-# After the log could not be read.
+# Pause after a failed read of the log.
 READ_AGAIN_S: Final = 5.0
 # Time between log lines during a replay.
 PROGRESS_S: Final = 5.0
 # Runs of up to 2 ms applied as soon as they are readable: of all projections together, at least one of each.
 RUNS_AT_ONCE: Final = 2
-# Entries of a queue that `may_have_newer` looks at; more of them are applied first.
+# Entries of a queue that `may_have_newer` checks; if there are more, they are applied first.
 LOOKED_AT: Final = 512
 
 
@@ -54,8 +54,8 @@ class Projections:
         self._work = trio.Event()
         self.snapshots = SnapshotWriter(store, snapshot_bytes)
         self.keeper = RecordKeeper(store, turns, self._driven)
-        self._applied: trio.Event | None = None  # of those that wait until records were applied
-        # Already now: the store applies retention while the projections are replayed.
+        self._applied: trio.Event | None = None  # set once more records are applied
+        # Set early: the store applies retention while the projections are replayed.
         store.upkeep.retention.keeper = self.keeper
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Projections:
         await self._log_held()
 
     async def _log_held(self) -> None:
-        """Log how many messages wait for plugins that are not enabled, by their last snapshots."""
+        """Log the number of messages that wait for plugins that are not enabled, from their last snapshots."""
         names = {driven.name for driven in self._driven}
         for plugin, name, held in await self._store.disk.off_loop(partial(held_in_snapshots, self._store, names)):
             text = "%d messages of %r wait for plugin %r, which is not enabled; enable it to have them delivered"

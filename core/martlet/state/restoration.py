@@ -18,7 +18,7 @@ __all__ = ["Restoration", "held_in_snapshots"]
 
 log = logging.getLogger("martlet.state")
 
-# A start gives up after rebuilding a damaged block this often.
+# Number of times that a start rebuilds a damaged block before it gives up.
 REPAIRS: Final = 3
 
 
@@ -77,7 +77,7 @@ class Restoration:
             raise StoreError(f"it was made from another log; the record at position {snapshot.position} differs")
 
     async def _deleted_topics(self, snapshot: Snapshot) -> set[str]:
-        """Return the topics that were deleted after *snapshot*: their queues are not those that it was made from.
+        """Return the topics that were deleted after *snapshot*: their queues are not those of the snapshot.
 
         Raises:
           StoreError: a queue has older records than a recreated topic can have; its files were replaced.
@@ -86,17 +86,17 @@ class Restoration:
         for mark in snapshot.marks:
             queue = self._store.queues.find(mark.topic, mark.queue_id)
             if not mark.offset or (queue is not None and await self._fits(queue, mark)):
-                continue  # a queue without records may be missing: it is created when somebody asks for it
+                continue  # a queue without records may be missing: its first use creates it
             if queue is not None and -1 < await self._position_at(queue, queue.stored_from) < snapshot.end:
                 raise StoreError(f"consume queue {mark.topic}/{mark.queue_id} is not the one it was made from")
             deleted.add(mark.topic)
         return deleted
 
     async def _fits(self, queue: Queue, mark: Mark) -> bool:
-        """Return whether *queue* is the one that *mark* describes."""
+        """Return whether *mark* was made of *queue*."""
         if queue.next_offset < mark.offset:
             return False
-        removed = mark.offset <= queue.stored_from  # by retention, or the queue is empty
+        removed = mark.offset <= queue.stored_from  # retention removed the entry, or the queue is empty
         return removed or await self._position_at(queue, mark.offset - 1) == mark.position
 
     async def _position_at(self, queue: Queue, offset: int) -> int:

@@ -16,7 +16,7 @@ __all__ = ["SNAPSHOT_BYTES", "SnapshotWriter", "reason_of"]
 
 log = logging.getLogger("martlet.state")
 
-# A snapshot is due after this many bytes of followed records, but at least this many times its own size.
+# A snapshot is due after this many bytes of followed records, and no earlier than after this multiple of its own size.
 SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
 SNAPSHOT_TIMES: Final = 4
 # Pause after a failed write of a snapshot.
@@ -64,7 +64,7 @@ class SnapshotWriter:
             log.error("%s cannot be written, retrying later; %s", driven.path, reason_of(driven, error))
             driven.retry_at = trio.current_time() + RETRY_S
             return
-        driven.saved_bytes, driven.saved_held = sum(map(len, pieces)), -1  # the number of an earlier moment
+        driven.saved_bytes, driven.saved_held = sum(map(len, pieces)), -1  # the saved number is outdated
         driven.followed_bytes -= followed_bytes
 
     def write_blocking(self, driven: Driven) -> None:

@@ -177,7 +177,7 @@ class QueueReader:
                     self._done(place)
             over = True
         finally:
-            self.working = False  # a task of the peer is reading
+            self.working = False  # whether a task of the peer is reading
             if self._line and not over:
                 self._done(next(iter(self._line)))  # cancelled; a task of another peer may continue
 

@@ -33,18 +33,18 @@ class CommittedOffsets:
         self._resets: dict[str, dict[str, dict[int, int]]] = {}
         self.version = DataVersion(timestamp=clock.now_ms())
         self.table = Table("config/consumerOffset.json", self.json_in_steps, self.load)
-        # With light queues on, RocketMQ uses this file instead of the other. It is written if they are on here, or if
-        # it was there before.
+        # With light queues on, RocketMQ uses this file instead of the other. It is written if light queues are on here,
+        # or if it existed before.
         self.light_table = Table("config/lmqConsumerOffset.json", self.light_json_in_steps, self.load_light)
         self.keeps_light = False
-        # The loaded offsets include all notes of offsets before this log position, or newer ones.
+        # The loaded offsets include all notes of offsets before this log position, or newer offsets.
         self.position = 0
-        # RocketMQ wrote the offsets last, and nobody has taken over what it had popped; the file says so until then.
+        # RocketMQ wrote the offsets last, and nobody has taken over its pops yet; the file says so until then.
         self.has_foreign_pops = False
         self.was_reset: list[Callable[[str, str], None]] = []  # called with group and topic
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the committed offset of *group* in that queue, -1 if there is none."""
+        """Return the committed offset of *group* in that queue; -1 if there is none."""
         return self.committed(group, topic).get(queue_id, -1)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -65,7 +65,7 @@ class CommittedOffsets:
             self.note_changed()
 
     def note_changed(self) -> None:
-        """Have the offsets written."""
+        """Mark the offsets as changed, so that they are written."""
         self.table.change()
         if self.keeps_light:
             self.light_table.change()
@@ -111,7 +111,7 @@ class CommittedOffsets:
             tell(group, topic)
 
     def pending_reset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the offset of the pending reset, -1 if there is none."""
+        """Return the offset of the pending reset; -1 if there is none."""
         groups = self._resets.get(topic)
         if groups is None:
             return -1
@@ -130,7 +130,7 @@ class CommittedOffsets:
         return offset
 
     def lower(self, end_of: Callable[[str, int], int]) -> int:
-        """Lower each committed offset that is beyond *end_of* its topic and queue id; return how many there were."""
+        """Lower each committed offset beyond *end_of* its topic and queue id; return the number lowered."""
         lowered = 0
         for topics in self._offsets.values():
             for topic, offsets in topics.items():
@@ -178,7 +178,7 @@ class CommittedOffsets:
     # files
 
     def json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
-        """Return the offsets as ``config/consumerOffset.json``; *position* is where they are complete up to, if known.
+        """Return the offsets as ``config/consumerOffset.json``, complete up to log position *position*, if known.
 
         The offsets of one group and topic are those at the time of their slice, which may run in a worker thread.
         """
@@ -242,9 +242,9 @@ class CommittedOffsets:
             ours = POSITION_KEY in table
         self.keeps_light = True
         if ours:
-            return  # the other file was written with it, or since
+            return  # the other file was written with this one, or since
         if self.position == NO_POSITION:
-            # RocketMQ wrote both, with light queues on and off; nothing says which is newer.
+            # RocketMQ wrote both, with light queues on and off; nothing shows which is newer.
             for (topic, group), offsets in found.items():
                 for queue_id, offset in self.committed(group, topic).items():
                     offsets[queue_id] = max(offset, offsets.get(queue_id, 0))

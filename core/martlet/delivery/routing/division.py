@@ -60,8 +60,7 @@ Stretch: TypeAlias = tuple[Route[Any], list[Found]]
 
 
 def divide(found: list[Found], interest: Interest, begin: int = 0, stop: int | None = None) -> tuple[list[Part], int]:
-    """Divide *found* from index *begin* up to *stop* among receivers; return their parts, and the index where it
-    ended.
+    """Divide *found* from index *begin* up to *stop* among receivers; return their parts, and the end index.
 
     Records without receivers are left out. It ends early if names are new and take long, because many filters with
     wildcards may match each of them; then no record may have been divided.

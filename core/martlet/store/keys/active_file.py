@@ -14,7 +14,7 @@ from martlet.store.keys.index_files import HEADER, ITEM, ITEM_BYTES, SECONDS_MAX
 __all__ = ["ActiveFile"]
 
 ITEM_PACK: Final = ITEM.pack
-PAGE_SLOTS: Final = 1024  # a page of slots is written when one of them has changed
+PAGE_SLOTS: Final = 1024  # a page of slots is written when one of its slots has changed
 PAGE_BYTES: Final = PAGE_SLOTS * SLOT_BYTES
 
 

@@ -24,7 +24,7 @@ SLOT: Final = Struct(">i")
 SLOT_BYTES: Final = 4
 ITEM: Final = Struct(">iqii")  # hash, position, seconds since begin, previous entry
 ITEM_BYTES: Final = 20
-# Slots to count in one step, about a millisecond's work.
+# Slots counted in one step, about a millisecond's work.
 SLOTS_A_READ: Final = 32_768
 SECONDS_MAX: Final = 2**31 - 1
 
@@ -149,9 +149,10 @@ class IndexFiles:
     # ---- checks
 
     def covers(self, segments: Segments) -> bool:
-        """Return whether no record with keys is before the first file or between two: then no RocketMQ file is missing.
+        """Return whether no record with keys is before the first file or between two: then no RocketMQ file is
+        missing.
 
-        Nothing else tells how many files there were. If the last one is missing, its keys are indexed again.
+        The number of files is recorded nowhere else. If the last one is missing, its keys are indexed again.
         """
         covered = segments.start
         for item in self.items:
@@ -162,15 +163,15 @@ class IndexFiles:
         return True
 
     def agrees(self, checkpoint: Checkpoint, *, clean: bool) -> bool:
-        """Return whether the files are those that *checkpoint* describes, or possibly newer ones."""
+        """Return whether the files are those that *checkpoint* describes, or possibly newer."""
         if self.total() == checkpoint.index_entries:
             return self.headers_crc() == checkpoint.index_crc or checkpoint.shared
         return self.total() > checkpoint.index_entries and (checkpoint.shared or not clean)
 
     def check_slots(self, path: str, used_slots: int) -> bool:
-        """Return whether file *path* has as many used slots as its header said, or more; blocks for 0.1 s.
+        """Return whether file *path* has at least as many used slots as its header tells; blocks for 0.1 s.
 
-        A query would not notice slots that were zeroed, because they name no entries.
+        A query would not notice zeroed slots, because they name no entries.
         """
         count = 0
         for first in range(0, self.slots, SLOTS_A_READ):

@@ -28,7 +28,7 @@ Waiting: TypeAlias = tuple[Queue, int, int, int, bytes]
 
 # The maximum number of keys of one message, whose properties have at most 32,767 bytes.
 KEYS_MAX: Final = 16_384
-# A query follows at most this many entries of a chain; a key that every message has makes long ones.
+# A query follows at most this many entries of a chain; a key that every message has makes long chains.
 CHAIN_MAX: Final = 100_000
 # A message with fewer bytes of properties has all of its keys indexed in one go, which takes up to 1 ms.
 SHORT_BYTES: Final = 1024
@@ -245,7 +245,7 @@ class KeyIndex:
             entry = (yield from self._entry(item, number)) if 0 < number < item.count else b""
             key, position, seconds, before = ITEM.unpack(entry) if len(entry) == ITEM_BYTES else (-1, 0, 0, 0)
             if key < 0 or key % self.files.slots != slot or not 0 <= before < number:
-                self.damaged = item in self.files.items  # else retention removed it meanwhile
+                self.damaged = item in self.files.items  # otherwise retention removed it meanwhile
                 return
             if key == code:
                 yield position, seconds

@@ -199,7 +199,7 @@ def _narrow(
 ) -> tuple[bytes, list[int] | range, int]:
     """Return the first *count_max* entries of *data* whose records may match, their indexes, and the number checked.
 
-    Arguments and results are like those of `matching_entries`: *found* has the indexes of the entries in *data*.
+    Arguments and results are as in `matching_entries`: *found* has the indexes of the entries in *data*.
     """
     likely, checked = search.candidates(data, count_max)
     if likely is None:

@@ -213,7 +213,7 @@ class Indexer:
         while keys is not None and keys.unchecked:
             path, used_slots = unchecked = keys.unchecked[-1]
             whole = await self._disk.off_loop(partial(keys.files.check_slots, path, used_slots))
-            if unchecked in keys.unchecked:  # it was not rebuilt meanwhile
+            if unchecked in keys.unchecked:  # not rebuilt meanwhile
                 keys.unchecked.remove(unchecked)
                 if not whole:
                     keys.damaged = True

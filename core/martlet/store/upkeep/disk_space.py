@@ -87,7 +87,7 @@ class DiskSpace:
             return False
 
     def _complete_start(self) -> bool:
-        """Do the rest of a start that met a full disk; return False if something is still missing.
+        """Complete a start that met a full disk; return False if part of it is still missing.
 
         Raises:
           OSError: the disk is still full.

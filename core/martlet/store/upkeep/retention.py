@@ -30,7 +30,7 @@ BATCH: Final = 10
 # the event loop.
 ADVANCED_AT_ONCE: Final = 256
 ADVANCED_A_TURN: Final = 32
-# Between warnings of segments that were removed before their time; each look may remove ten.
+# Seconds between warnings of segments removed before their time; each `look` may remove ten.
 EARLY_WARNING_S: Final = 60.0
 
 

@@ -22,12 +22,12 @@ __all__ = ["HOUR_MS", "OVERDUE_HOURS", "SegmentAge", "span"]
 
 logger = logging.getLogger("martlet.store")
 
-# Longer after expiry than one missed hour of `delete_when`, one missed day and daylight saving time explain.
+# More hours after expiry than one missed hour of `delete_when`, one missed day and daylight saving time explain.
 OVERDUE_HOURS: Final = 49
 HOUR_MS: Final = 3_600_000
-# NTP may set a clock back by a little.
+# Tolerance for a clock that NTP sets back by a little.
 BEHIND_MS: Final = 60_000
-# At most this many later segments are checked to find out when a segment was written; each check is a read.
+# Later segments checked, at most, to find out when a segment was written; each check is a read.
 ASKED_MAX: Final = 64
 
 
@@ -46,11 +46,11 @@ class SegmentAge:
         self._segments = segments
         self._committer = committer
         self._clock = clock
-        # How long the oldest segment is overdue, if that is too long to trust the clock; else 0.
+        # Milliseconds for which the oldest segment is overdue, if too long to trust the clock; else 0.
         self.overdue_ms = 0
         # When the waiting time of the next overdue segment began, on trio's clock.
         self._overdue_from = 0.0
-        # How far the clock is behind the newest record; 0 if it is not.
+        # Milliseconds for which the clock is behind the newest record; 0 if it is not.
         self.clock_behind_ms = 0
 
     @property
@@ -120,8 +120,8 @@ class SegmentAge:
     def stored_ms(self) -> int:
         """Return a time after the last write to the oldest segment; the current time if unknown.
 
-        It is the first store time of a later segment, the first one whose time is neither before the beginning of this
-        segment nor in the future: such times were written while the clock was wrong.
+        The result is the first store time of a later segment: of the first one whose time is neither before the
+        beginning of this segment nor in the future, because such times were written while the clock was wrong.
         """
         segments, now_ms = self._segments, self._clock.now_ms()
         began_ms = segments.head_store_ms(segments.items[0])

@@ -197,7 +197,7 @@ class TopicRetention:
             await self._expire(expiries)
 
     async def _expiries(self, topic: str, hours: int) -> list[Expiry]:
-        """Return what has expired in *topic*."""
+        """Return the expired messages of *topic*, by queue."""
         is_new = topic in self._new and not self._age.overdue_ms
         now_ms = self._clock.now_ms()
         cutoff_ms = now_ms - hours * HOUR_MS
