@@ -40,7 +40,7 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
     logging.raiseExceptions = False  # the broker must not stop because stderr goes to a full disk
 
 
-def _part(record: logging.LogRecord) -> str:
+def _part_name(record: logging.LogRecord) -> str:
     """Return the part of Martlet that logged: ``martlet.store`` is ``store``."""
     return record.name.removeprefix("martlet.")
 
@@ -51,7 +51,7 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S")
         text = record.getMessage().translate(_ESCAPES)
-        line = f"{when}.{int(record.msecs):03d} {record.levelname} {_part(record)}: {text}"
+        line = f"{when}.{int(record.msecs):03d} {record.levelname} {_part_name(record)}: {text}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -64,7 +64,7 @@ class JsonLines(logging.Formatter):
         event = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "part": _part(record),
+            "part": _part_name(record),
             "message": record.getMessage(),
         }
         if record.exc_info:

@@ -87,7 +87,7 @@ async def run(
                         in_order = await store.close()
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise _cause(group) from None
+        raise _innermost_error(group) from None
     return in_order
 
 
@@ -114,12 +114,12 @@ async def _open_store(
     disk: Disk,
     report: Callable[[int, int, int], None] | None,
 ) -> Store:
-    with _usable(config.data):
+    with _disk_errors_named(config.data):
         return await Store.open(config.data, config.store, clock, disk, report, dispatchers)
 
 
 @contextmanager
-def _usable(data: Path) -> Iterator[None]:
+def _disk_errors_named(data: Path) -> Iterator[None]:
     """Turn an OSError into a StoreError that names the data directory."""
     try:
         yield
@@ -130,7 +130,7 @@ def _usable(data: Path) -> Iterator[None]:
         raise StoreError(f"data directory {str(data)!r} cannot be used; {reason}") from error
 
 
-def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _innermost_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the error inside nested groups of one error each; a group if there are several errors."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
@@ -152,7 +152,7 @@ async def _run_with_store(
       StoreError: the last changes of a table could not be written to a full disk.
     """
     stats = Stats()
-    with _usable(config.data):
+    with _disk_errors_named(config.data):
         broker = build(config, store, clock, stats)
     stats.add("store", lambda: store.statistics().as_dict())
     stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
@@ -165,13 +165,13 @@ async def _run_with_store(
     live = _Live(plugins, broker, server, found)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.upkeep.run)
-        if await _replayed(broker, stop):
+        if await _replay(broker, stop):
             live.check()
             with trio.move_on_after(EXPIRY_TIMEOUT_S):  # the rest expires while the broker runs
                 await store.upkeep.topic_retention.sweep()
             bound = live.bind()
             # Topics that a hook created must survive a crash with the same queues.
-            with _usable(config.data):
+            with _disk_errors_named(config.data):
                 problem = saving.save(broker)
             if problem:
                 log.error("%s; tried again", problem)
@@ -193,7 +193,7 @@ async def _run_with_store(
                 await _say_goodbye(plugins, server)
         nursery.cancel_scope.cancel()
     broker.projections.save()
-    with _usable(config.data):
+    with _disk_errors_named(config.data):
         lost = saving.save(broker)
     live.check()
     if lost:
@@ -201,7 +201,7 @@ async def _run_with_store(
         raise StoreError(f"{text}; free some space before the next start")
 
 
-async def _replayed(broker: Broker, stop: trio.Event) -> bool:
+async def _replay(broker: Broker, stop: trio.Event) -> bool:
     """Replay the projections; return False if the broker was stopped before the end."""
     async with trio.open_nursery() as nursery:
 

@@ -52,13 +52,13 @@ def guarded(work: Callable[[Any], int], arguments: Any) -> int:
         flush_output()  # inside the try block: a closed pipe is not an error
         return code
     except (KeyboardInterrupt, MartletError, OSError, BaseExceptionGroup) as error:
-        outcome = _outcome(list(_leaves(error)))
+        outcome = _report_causes(list(_leaves(error)))
         if outcome is None:
             raise
         return outcome
 
 
-def _outcome(causes: list[BaseException]) -> Exit | None:
+def _report_causes(causes: list[BaseException]) -> Exit | None:
     """Report *causes* and return the exit code; None if one of them is unexpected."""
     expected = all(isinstance(cause, KeyboardInterrupt | MartletError | OSError) for cause in causes)
     if expected and any(isinstance(cause, KeyboardInterrupt) for cause in causes):

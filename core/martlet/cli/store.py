@@ -161,7 +161,7 @@ def _summary(found: "Inspection") -> str:
 def verify(arguments: Any) -> int:
     from martlet.offline import directory as offline
 
-    found = _offline(arguments, offline.verify, "trying a start", "reading")
+    found = _run_offline(arguments, offline.verify, "trying a start", "reading")
     if arguments.json:
         print_json({"sound": not found.findings, "findings": _listed(found.findings), **_fields(found.inspection)})
     else:
@@ -175,7 +175,7 @@ SOUND = "every record is intact and can be served; a start changes nothing"
 REMEDY = "`martlet store repair` does now what the next start would do"
 
 
-def _offline(arguments: Any, work: "Callable[..., Awaitable[T]]", *labels: str) -> "T":
+def _run_offline(arguments: Any, work: "Callable[..., Awaitable[T]]", *labels: str) -> "T":
     """Do *work* of `martlet.offline.directory` with a progress bar for each of *labels*."""
     import trio
 
@@ -206,16 +206,16 @@ def _count(findings: "Sequence[Finding]") -> str:
 def repair(arguments: Any) -> int:
     from martlet.offline import directory as offline
 
-    planned = _offline(arguments, offline.plan, "trying a start").findings
+    planned = _run_offline(arguments, offline.plan, "trying a start").findings
     if not arguments.json:
         _print_findings(planned)
     done: list[str] = []
     if planned:
-        if not _confirmed(arguments):
+        if not _confirm(arguments):
             return Exit.FAILED
         os.umask(0o077)  # no other user may read messages
-        done = _offline(arguments, offline.repair, "repairing", "indexing keys")
-    left = _offline(arguments, offline.verify, "trying a start", "reading").findings
+        done = _run_offline(arguments, offline.repair, "repairing", "indexing keys")
+    left = _run_offline(arguments, offline.verify, "trying a start", "reading").findings
     if arguments.json:
         print_json({"planned": _listed(planned), "done": done, "left": _listed(left)})
         return Exit.UNUSABLE if left else Exit.OK
@@ -240,7 +240,7 @@ def back_up(arguments: Any) -> int:
     os.umask(0o077)  # no other user may read messages
     labels = ("copying", "starting the copy", "indexing keys", "trying a start", "verifying")
     with ended_by(signal.SIGTERM, signal.SIGHUP), unfinished_backup(target, RealDisk()) as folder:
-        made = _offline(arguments, partial(backup, target=folder), *labels)
+        made = _run_offline(arguments, partial(backup, target=folder), *labels)
     if arguments.json:
         fields = {"target": target, "copied_bytes": made.copied_bytes, "sound": not made.findings}
         print_json({**fields, "findings": _listed(made.findings), **_fields(made.inspection)})
@@ -253,7 +253,7 @@ def back_up(arguments: Any) -> int:
     return Exit.UNUSABLE if made.findings else Exit.OK
 
 
-def _confirmed(arguments: Any) -> bool:
+def _confirm(arguments: Any) -> bool:
     """Return whether to change the directory: the user gave `--yes`, or agreed at the terminal."""
     if arguments.yes:
         return True

@@ -131,7 +131,7 @@ class SharedGroups:
             another selection.
         """
         shared_group = self._open(topic, group, policy, membership, user)
-        _agree(shared_group, topic, group, membership)
+        _set_selection(shared_group, topic, group, membership)
         shared_group.gone = False
         limit = self.config.share_members_max
         if len(shared_group) >= limit:
@@ -380,7 +380,7 @@ class SharedGroups:
         }
 
 
-def _agree(shared_group: SharedGroup, topic: str, group: str, membership: Membership) -> None:
+def _set_selection(shared_group: SharedGroup, topic: str, group: str, membership: Membership) -> None:
     """Set the selection of *shared_group* from *membership*. Raises `Refused` if its members have another one."""
     present, selection = shared_group.source.selection.name, membership.selection
     if present == selection.name:

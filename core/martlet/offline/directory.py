@@ -79,7 +79,7 @@ class _Messages(logging.Handler):
 
 
 @contextmanager
-def _heard() -> Generator[list[str]]:
+def _collected_warnings() -> Generator[list[str]]:
     """Collect the warnings of a start instead of logging them."""
     messages = _Messages()
     loggers = [logging.getLogger(name) for name in ("martlet.store", "martlet.tables")]
@@ -127,7 +127,7 @@ async def _tried(directory: str, config: Config, disk: Disk, report: Report | No
     found = Plan(_was_orderly(directory, disk))
     found.findings += [Finding("start", text) for text in _unusable_notes(directory, disk)]
     before = offsets_at_checkpoint(directory, disk)
-    with _heard() as messages:
+    with _collected_warnings() as messages:
         broker = await _start(directory, config, dry, report)
         await broker.store.upkeep.checkpointer.repair_all()
     messages += gone_since_checkpoint(broker.store, before)
@@ -225,7 +225,7 @@ async def repair(
       StoreError: there is no log, a broker has the directory open, or the disk is full (a later repair continues).
     """
     require_log(directory, disk)
-    with _heard() as messages:
+    with _collected_warnings() as messages:
         broker = await _start(directory, config, disk, starting)
         store = broker.store
         try:

@@ -149,7 +149,7 @@ class Plugins:
                 _check_result(hook, result)
                 results.append((name, result))
             except Exception as error:
-                text = f"plugin {name!r} failed in {hook}; {_told(error, self._packages[name])}"
+                text = f"plugin {name!r} failed in {hook}; {_error_text(error, self._packages[name])}"
                 raise PluginError(text) from error
         return results
 
@@ -168,7 +168,7 @@ class Plugins:
         try:
             await _bounded(function, [], timeout_s)
         except Exception as error:
-            told = _told(error, self._packages[name])
+            told = _error_text(error, self._packages[name])
             if isinstance(error, MartletError):
                 told = f"{type(error).__name__}: {told}"
             log.error("plugin %r failed in %s; %s", name, hook, told)
@@ -186,7 +186,7 @@ class Plugins:
         Raises:
           PluginError: it guards access, or the configuration requires it.
         """
-        text = f"plugin {name!r} {what}; {_told(error, self._packages.get(name, ''))}"
+        text = f"plugin {name!r} {what}; {_error_text(error, self._packages.get(name, ''))}"
         self.failed[name] = text
         if guards:
             raise PluginError(f"{text}; it guards access, so the broker does not run without it") from error
@@ -195,7 +195,7 @@ class Plugins:
         log.error("%s; the plugin is removed, the others continue", text)
 
 
-def _told(error: Exception, package: str) -> str:
+def _error_text(error: Exception, package: str) -> str:
     """Return the text of *error*; unless it is one of our own errors, with its type and where in *package* it began."""
     if isinstance(error, MartletError):
         return str(error)
@@ -209,7 +209,7 @@ def _told(error: Exception, package: str) -> str:
 
 
 def _cannot_import(name: str, entry: EntryPoint, error: Exception) -> PluginError:
-    return PluginError(f"plugin {name!r} cannot be imported; {_told(error, _package_of(entry.module))}")
+    return PluginError(f"plugin {name!r} cannot be imported; {_error_text(error, _package_of(entry.module))}")
 
 
 def _package_of(module: str) -> str:

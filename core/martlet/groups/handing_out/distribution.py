@@ -126,7 +126,7 @@ class Distribution:
                 if not collection.found:
                     self._end_turn(queue)
                     raise
-                queue.failure = refused  # deliver messages read before the error first
+                queue.failure = refused  # first deliver the messages read before the error
                 member.peer.wake()
                 break
             if collection.room <= 0 or collection.budget_bytes <= 0:

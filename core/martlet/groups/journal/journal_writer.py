@@ -118,8 +118,8 @@ class GroupJournalWriter:
         # yet.
         self._dropped: dict[Key, None] = {}
         self._undropped: dict[Key, None] = {}
-        # Positions that groups have reached, until all earlier notes are written; then, with the end of these notes in
-        # the log, until they are durable.
+        # Positions that groups have reached, by queue: first those whose earlier notes are not written yet, then those
+        # whose earlier notes, up to a position of the log, are not durable yet.
         self._reaching: dict[Key, int] = {}
         self._reached: deque[tuple[int, dict[Key, int]]] = deque()
         # The offset that the journal must have reached, unless a commit failed.

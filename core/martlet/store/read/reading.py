@@ -352,7 +352,7 @@ class LogReader:
                     result, queue, offset, left, rest, max_messages, budget_bytes, predicate, load, wait
                 )
             if queue.light:
-                _say_places(result.pieces, before, queue, offset, found, data)
+                _write_places(result.pieces, before, queue, offset, found, data)
             if full == NOT_AT_HAND:
                 return None
             if full >= 0:
@@ -557,7 +557,7 @@ class LogReader:
         return own or names_place(record, queue.topic_bytes, offset)
 
 
-def _say_places(
+def _write_places(
     pieces: list[Buffer], first: int, queue: Queue, offset: int, indexes: list[int] | range, data: bytes
 ) -> None:
     """Replace *pieces* from number *first* on by copies whose records contain their offsets in the light *queue*.
