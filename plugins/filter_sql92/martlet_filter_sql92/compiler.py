@@ -1,9 +1,9 @@
-"""A tree to one closure: each node becomes a function of the record, bound to the functions of its operands.
+"""Compiles a tree to one closure: each node becomes a function of the record, bound to the functions of its operands.
 
-Truth values are True, False and None for UNKNOWN: a comparison with a missing property, or of a text that is no number
-with a number, is UNKNOWN, and only True selects a record. Properties are texts; against a number they count as
-numbers, against a truth value as truth values (RocketMQ ComparisonExpression.__compare). Only the properties that the
-expression names are read, and those only when their place is reached.
+Truth values are True, False and None for UNKNOWN. Only True selects a record. A comparison with a missing property is
+UNKNOWN, and so is a comparison of a number with a text that is no number. Properties are texts; compared with a number
+they count as numbers, compared with a truth value as truth values (RocketMQ ComparisonExpression.__compare). A property
+is read only when the evaluation reaches its name.
 """
 
 import operator
@@ -54,7 +54,7 @@ Evaluate: TypeAlias = Callable[[PropertySource], Value]
 Number: TypeAlias = int | float
 
 NODES_A_MICROSECOND: Final = 4
-DIGITS_MAX: Final = 18  # as many always fit in 64 bits
+DIGITS_MAX: Final = 18  # so many digits always fit in 64 bits
 NUMBER_CHARACTERS_MAX: Final = 64
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
 INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -77,7 +77,7 @@ SEARCHES: Final[dict[str, Callable[[str, str], bool]]] = {
 
 @final
 class _Counting:
-    """A record, and how many steps LIKE may still take on it."""
+    """A record, and the number of steps that LIKE may still take on it."""
 
     __slots__ = ("property", "steps")
 
@@ -87,9 +87,9 @@ class _Counting:
 
 
 def compile_tree(node: Node, steps: list[int] | None = None) -> Truth:
-    """Return what evaluates the condition *node*: True, False, or None for UNKNOWN.
+    """Return the function that evaluates the condition *node*: True, False, or None for UNKNOWN.
 
-    It adds the steps of patterns that may take many to the only element of *steps*.
+    The function adds the steps of slow patterns to the only element of *steps*.
     """
     truth = _truth(node)
     if not has_slow_like(node):
@@ -107,7 +107,7 @@ def compile_tree(node: Node, steps: list[int] | None = None) -> Truth:
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """Yield *node* and all below it."""
+    """Yield *node* and all nodes below it."""
     yield node
     for name in node.__struct_fields__:
         value = getattr(node, name)
@@ -133,13 +133,13 @@ def _truth(node: Node) -> Truth:
         return _any([_truth(operand) for operand in node.operands])
     if isinstance(node, Not):
         return _inverse(_truth(node.operand))
-    if isinstance(node, PropertyReference):  # alone: whether it is "true"
+    if isinstance(node, PropertyReference):  # a property alone is a condition: its text is "true"
         return _equal(node, Constant(True))
     return CONDITIONS[type(node)](node)
 
 
 def number(value: Value) -> Number | None:
-    """Return *value* as a number; None for any other text, for a truth value and for NULL."""
+    """Return *value* as a number; None for a text that is no number, for a truth value and for NULL."""
     if not isinstance(value, str):
         return None if isinstance(value, bool) else value
     if len(value) <= DIGITS_MAX and value.isdigit() and value.isascii():
@@ -150,12 +150,12 @@ def number(value: Value) -> Number | None:
 
 
 def truth(text: str) -> bool:
-    """Return what *text* says, as Java's Boolean.valueOf: "true" in any case is True, all else False."""
+    """Return the truth value of *text*, as Java's Boolean.valueOf: "true" in any case is True, any other text False."""
     return text.lower() == "true"
 
 
 def _bounded(value: Number) -> Number | None:
-    """*value* as the 64 bits of a long or a double hold it; None beyond."""
+    """Return *value* as a long or double of 64 bits; None beyond their range."""
     if isinstance(value, int):
         if -INTEGER_END <= value < INTEGER_END:
             return value
@@ -241,7 +241,7 @@ def _equal(left: Node, right: Node) -> Truth:
 
 
 def _equal_constant(node: Node, wanted: Value) -> Truth:
-    """The usual ``property = constant``, without what only others need."""
+    """Compile the usual ``property = constant``, without the checks that only other comparisons need."""
     value = _value(node)
     if isinstance(node, PropertyReference) and isinstance(wanted, str):
 
@@ -254,7 +254,7 @@ def _equal_constant(node: Node, wanted: Value) -> Truth:
 
 
 def equals(left: Value, right: Value) -> bool | None:
-    """Return whether two values are equal; None when one is NULL, or a text that is no number beside a number."""
+    """Return whether two values are equal; None if one is NULL, or is no number while the other is one."""
     if left is None or right is None:
         return None
     if isinstance(left, str):
@@ -394,7 +394,7 @@ def _computed(node: Arithmetic, first: Evaluate) -> Evaluate:
 
 
 def _divide(left: Number, right: Number) -> Number:
-    """Java's division: of whole numbers it is whole, cut towards zero."""
+    """Divide as Java does: the quotient of whole numbers is whole, rounded towards zero."""
     if isinstance(left, int) and isinstance(right, int):
         found = abs(left) // abs(right)
         return found if (left < 0) is (right < 0) else -found
@@ -402,7 +402,7 @@ def _divide(left: Number, right: Number) -> Number:
 
 
 def _remainder(left: Number, right: Number) -> Number:
-    """Java's remainder: it has the sign of *left*."""
+    """Return the remainder as Java does, with the sign of *left*."""
     if isinstance(left, int) and isinstance(right, int):
         found = abs(left) % abs(right)
         return -found if left < 0 else found

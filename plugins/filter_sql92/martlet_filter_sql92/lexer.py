@@ -1,4 +1,4 @@
-"""SQL92 text to tokens. Grammar: RocketMQ filter/SelectorParser.jj, and ActiveMQ's LIKE, ESCAPE and arithmetic."""
+"""Splits SQL92 into tokens. Grammar: RocketMQ filter/SelectorParser.jj, and ActiveMQ's LIKE, ESCAPE and arithmetic."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ KEYWORDS: Final = frozenset(
         "TRUE",
     ]
 )
-# No group repeats another one that repeats, so the time is linear in the text.
+# No repeated group is inside another repeated group, so the time is linear in the text.
 TOKEN: Final = re.compile(
     r"""
     (?P<space>[ \t\n\r\f]+ | --[^\n\r]* | /\*(?:[^*]|\*(?!/))*\*/)
@@ -50,7 +50,7 @@ class Token(NamedTuple):
 
 
 def mistake(text: str, at: int, what: str) -> Refused:
-    """Return the refusal of *text*, which says *what* is wrong and points at the character *at*, counted from 0."""
+    """Return the refusal of *text*, whose message says *what* is wrong at the character *at*, counted from 0."""
     near = text[at : at + 20]
     where = f"at character {at + 1}" + (f", near {near!r}" if near else ", its end")
     return Refused(Reason.ILLEGAL, f"SQL92 expression {text[:200]!r} is invalid {where}: {what}")
@@ -60,7 +60,7 @@ def tokens(text: str) -> Iterator[Token]:
     """Yield the tokens of *text*, and an ``end``.
 
     Raises:
-      Refused: a character begins no token (Reason.ILLEGAL).
+      Refused: no token begins with a character of *text* (Reason.ILLEGAL).
     """
     at = 0
     while at < len(text):

@@ -1,8 +1,8 @@
 """LIKE without regular expressions: a pattern is cut at its ``%`` into segments that are searched one after the other.
 
-The first match of each segment is the right one to take, as with any glob, so nothing is ever tried twice from an
-earlier place. A segment with ``_`` is searched by its longest run of plain characters; the places where that run is
-found and the rest does not fit are counted, so a text made to be slow ends as UNKNOWN instead.
+The first match of each segment is always the right one, as with any glob, so there is no backtracking. A segment with
+``_`` is searched by its longest run of plain characters. Places where this run matches and the segment does not are
+counted as steps, so a text made to be slow ends as UNKNOWN.
 """
 
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from msgspec import Struct
 
 __all__ = ["STEPS_MAX", "compile_like", "is_slow"]
 
-STEPS_MAX: Final = 10_000  # of all patterns of an expression on one message
+STEPS_MAX: Final = 10_000  # by all patterns of an expression on one message
 ANY: Final = None  # a character class of one: any character
 
 
 class _TooManySteps(Exception):
-    """A text that was made to be slow."""
+    """A text takes too many steps: it was made to be slow."""
 
 
 class _Segment(Struct, frozen=True):
-    """Characters between two ``%``: ``length`` of them, with runs of plain ones at fixed places."""
+    """The ``length`` characters between two ``%``, with runs of plain characters at fixed places."""
 
     length: int
     runs: tuple[tuple[int, str], ...]  # (place in the segment, characters), longest first
 
     def fits(self, text: str, at: int) -> bool:
-        """Whether the segment matches *text* from *at* on."""
+        """Return whether the segment matches *text* from *at* on."""
         if at + self.length > len(text):
             return False
         for place, run in self.runs:  # noqa: SIM110 (twice as fast as all())
@@ -37,7 +37,7 @@ class _Segment(Struct, frozen=True):
         return True
 
     def find(self, text: str, at: int, end: int, steps: list[int]) -> int:
-        """Return where the segment matches first in ``text[at:end]``, -1 for nowhere; *steps* has how many are left."""
+        """Return the first index of a match in ``text[at:end]``, -1 for none; *steps* has the number of steps left."""
         if not self.runs:
             return at if at + self.length <= end else -1
         place, run = self.runs[0]
@@ -57,16 +57,16 @@ class _Segment(Struct, frozen=True):
 
 
 def is_slow(pattern: str, escape: str) -> bool:
-    """Return whether there are texts on which *pattern* takes many steps."""
+    """Return whether *pattern* takes many steps on some texts."""
     return any(
         segment.runs and segment.length > len(segment.runs[0][1]) for segment in _segments(pattern, escape)[1:-1]
     )
 
 
 def compile_like(pattern: str, escape: str) -> Callable[[str, list[int]], bool | None]:
-    """Return what says whether a text matches *pattern*: ``%`` is any text, ``_`` any character, *escape* quotes both.
+    """Return the predicate of texts that match *pattern*: ``%`` is any text, ``_`` any character, *escape* quotes both.
 
-    Its second argument has the number of steps that are left, and is counted down; the result is None when it is zero.
+    The predicate's second argument has the number of steps left, and is counted down; at zero the result is None.
     """
     segments = _segments(pattern, escape)
     first, last = segments[0], segments[-1]
@@ -95,7 +95,7 @@ def compile_like(pattern: str, escape: str) -> Callable[[str, list[int]], bool |
 
 @lru_cache(maxsize=4)  # the compiler asks several times for one pattern, and 2,000 segments take 5 ms
 def _segments(pattern: str, escape: str) -> tuple[_Segment, ...]:
-    """*pattern* cut at each ``%``; always one more than there are of them."""
+    """Split *pattern* at each ``%``; there is always one segment more than ``%``."""
     segments: list[_Segment] = []
     characters: list[str | None] = []
     quoted = False

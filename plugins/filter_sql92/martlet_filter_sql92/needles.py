@@ -1,13 +1,13 @@
-"""Byte strings that every selected record contains as it is stored, so that a scan can search for it and skip the rest.
+"""Needles: byte strings that every selected record contains, so that a scan can search for them and skip other records.
 
 A record stores its properties as ``name\\x01value\\x02...``, so ``colour = 'red'`` selects only records with the bytes
 ``colour\\x01red``. A needle is a regular expression over raw bytes: an escaped literal, then alternatives or at most
-some digits. `re` searches the literal without going back, and what follows cannot contain it, so the time is linear in
-the bytes whatever they are. Different literals are searched one after the other for the same reason. A needle may be
-found in other records as well, even in a body: the condition decides. It must be in every selected one.
+some digits. `re` searches the literal without backtracking, and the part after the literal cannot contain it, so the
+time is linear for any bytes. Different literals are searched one after the other for the same reason. Other records may
+contain a needle too, even in a body: the condition decides. Every selected record must contain it.
 
-Numbers: a text that counts as 7 is ``7`` with sign and zeros before, or has one of ``.eE``. The whole numbers of a
-range are matched digit by digit. Where nothing follows from the form of a condition on one property, its values are
+Numbers: a text that counts as 7 is ``7`` after an optional sign and zeros, or has one of ``.eE``. The whole numbers of
+a range are matched digit by digit. If the form of a condition on one property implies no bytes, its values are
 evaluated (`values.py`).
 """
 
@@ -40,14 +40,14 @@ from martlet_filter_sql92.values import ALTERNATIVES_MAX, END, Values, key_of, v
 __all__ = ["compile_needle", "needle_of"]
 
 HITS_MAX: Final = 8192  # in one call, which then takes 2 ms
-# What follows a name is compared at each name, in up to 0.06 us. Bytes with more names than one in 16 are no usual
-# messages, and a MiB of them takes 4 ms.
+# The bytes after each name are compared, in up to 0.06 us. Usual messages have at most one name in 16 bytes, and a MiB
+# of them takes 4 ms.
 BYTES_A_NAME: Final = 16
 NAMES_MAX: Final = 256
-NAMES_A_STEP: Final = 6  # few of the names are the one that is searched
+NAMES_A_STEP: Final = 6  # few of the names are the searched one
 STEPS_MAX: Final = 16_384  # 3 ms; then no further needle is searched
 NEEDLES_MAX: Final = 4
-# How much the needles tell; those with a text tell more.
+# The selectivity of needles; a text is more selective than a name.
 NAME_WEIGHT_MAX: Final = 20
 EXCLUDING_WEIGHT: Final = 21
 VALUES_WEIGHT: Final = 22
@@ -55,25 +55,25 @@ HALF_RANGE_WEIGHT: Final = 30
 RANGE_WEIGHT: Final = 60
 INTEGERS_EXACT: Final = 1 << 53  # beyond, a decimal text may equal a whole number with other digits
 SOME_DIGITS: Final = b"{0,%d}" % NUMBER_CHARACTERS_MAX
-# The repetitions are possessive: their characters cannot be what follows.
+# The repetitions are possessive: their characters cannot be those that follow.
 DECIMAL: Final = rb"[+\-0-9]" + SOME_DIGITS + rb"+[.eE]"
 ZEROS: Final = b"0" + SOME_DIGITS + b"+"
 ZERO: Final = b"0{1,%d}+(?![0-9])" % NUMBER_CHARACTERS_MAX
 ZERO_DIGIT, NINE = b"09"
 BOUND_MAX: Final = 10**18
 MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-UNDECODED: Final = "\ufffd"  # stands for bytes that are not UTF-8
+UNDECODED: Final = "\ufffd"  # replaces bytes that are not UTF-8
 
 
 class Needle(NamedTuple):
-    patterns: tuple[bytes | Values, ...]  # one of them is found
-    weight: int  # how much it tells: of several that all must match the heaviest is searched
+    patterns: tuple[bytes | Values, ...]  # a record contains one of them
+    weight: int  # selectivity: of several needles that all must match, the heaviest is searched
 
 
 def compile_needle(node: Node, steps: list[int]) -> Find | None:
-    """Return what finds records that the condition *node* may select; None if it tells nothing about their bytes.
+    """Return a search for records that the condition *node* may select; None if *node* implies no bytes in them.
 
-    It adds its steps (`Condition`) to the only element of *steps*.
+    The search adds its steps (`Condition`) to the only element of *steps*.
     """
     needle = needle_of(node, steps)
     if needle is None:
@@ -109,9 +109,9 @@ def _search_of(pattern: bytes | Values) -> Find:
 
 
 def needle_of(node: Node, steps: list[int]) -> Needle | None:
-    """Return what a record for which *node* is TRUE contains.
+    """Return the needle of records for which *node* is TRUE.
 
-    If only the name of a property is known, its values are evaluated.
+    If the needle would be only the name of a property, the property's values are evaluated.
     """
     found = _known(node, steps)
     if (found is not None and found.weight > VALUES_WEIGHT) or _only_present(node):
@@ -163,7 +163,7 @@ def _any(needles: Sequence[Needle | None]) -> Needle | None:
 
 
 def _present(node: Node) -> Needle | None:
-    """Return what a record contains for which *node* is FALSE: a property without which it is unknown."""
+    """Return the needle of records for which *node* is FALSE: a property without which *node* is UNKNOWN."""
     if isinstance(node, IsNull):  # as the operand of NOT
         return _heaviest([_name(name) for name in _names(node.operand)])
     if isinstance(node, Compare):
@@ -176,7 +176,7 @@ def _present(node: Node) -> Needle | None:
 
 
 def _names(node: Node) -> list[str]:
-    """Return the properties without which the value of *node* is NULL."""
+    """Return the properties that *node* needs: without one of them, its value is NULL."""
     if isinstance(node, PropertyReference):
         return [node.name]
     if isinstance(node, Negate):
@@ -218,7 +218,7 @@ def _one_of(name: str, texts: list[str]) -> Needle | None:
 
 
 def _like(name: str, node: Like) -> Needle | None:
-    """By the characters before the first wildcard."""
+    """Return the needle of a LIKE: the characters before the first wildcard."""
     plain, quoted = "", False
     for character in node.pattern:
         if not quoted and character == node.escape:
@@ -232,7 +232,7 @@ def _like(name: str, node: Like) -> Needle | None:
 
 
 def _value(name: str, text: str, end: bytes) -> Needle | None:
-    """Return the needle of property *name* whose value begins with *text*, or is it, depending on *end*."""
+    """Return the needle of property *name* with a value that begins with *text*, or equals it, depending on *end*."""
     if UNDECODED in text:
         return None
     return Needle((key_of(name) + re.escape(text.encode()) + end,), 150 + len(name) + len(text))
@@ -282,7 +282,7 @@ def _whole(value: int) -> bytes:
 
 
 def _ranges(operands: Iterable[Node]) -> list[Needle]:
-    """Return a needle for each property that *operands*, which must all be TRUE, compare by ``<`` and so on."""
+    """Return a needle for each property that *operands*, all of which must be TRUE, compare by order."""
     bounds: dict[str, tuple[int | None, int | None]] = {}
     for operand in operands:
         found = _bounds(operand)
@@ -296,7 +296,7 @@ def _ranges(operands: Iterable[Node]) -> list[Needle]:
 
 
 def _bounds(node: Node) -> tuple[str, int | None, int | None] | None:
-    """Return the property that *node* compares with a constant, and the lowest and the highest whole number allowed."""
+    """Return the property that *node* compares with a constant, and the least and greatest whole number allowed."""
     if not isinstance(node, Compare):
         return None
     left, right, operator = node.left, node.right, node.operator
@@ -327,7 +327,7 @@ def _range(name: str, low: int | None, high: int | None) -> Needle:
 
 
 def _positive(low: int, high: int | None) -> bytes:
-    """Return a pattern for whole numbers from *low*, at least 1, to *high*; its lookaheads have one for each bound."""
+    """Return a pattern for whole numbers from *low*, at least 1, to *high*; it has a lookahead for each bound."""
     pattern = ZEROS + b"(?=(?:%b)(?![0-9]))" % _from(low)
     return pattern if high is None else pattern + b"(?=(?:%b)(?![0-9]))" % _up_to(high)
 

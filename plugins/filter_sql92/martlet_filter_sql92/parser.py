@@ -1,4 +1,4 @@
-"""Tokens to a tree, by precedence climbing: one pair of parentheses costs few frames of Python's stack.
+"""Parses tokens into a tree by precedence climbing: a pair of parentheses costs few frames of Python's stack.
 
 Precedence, lowest first: OR, AND, NOT, comparisons, + and -, * / and %, signs. RocketMQ's grammar lets NOT bind as
 tightly as a sign, so that ``NOT a = 1`` never matches there; here it is ``NOT (a = 1)``, as SQL92 says.
@@ -6,7 +6,7 @@ tightly as a sign, so that ``NOT a = 1`` never matches there; here it is ``NOT (
 
 from typing import Final, Literal, TypeAlias, final
 
-from msgspec import Struct  # defining one takes a fiftieth of the time of a dataclass
+from msgspec import Struct  # defining a Struct takes a fiftieth of the time of a dataclass
 
 from martlet_filter_sql92.lexer import KEYWORDS, Token, mistake, tokens
 
@@ -29,7 +29,7 @@ __all__ = [
     "parse",
 ]
 
-# What an expression computes with; None is SQL's NULL, or UNKNOWN where a truth value is expected.
+# A value of an expression; None is SQL's NULL, or UNKNOWN where a truth value is expected.
 Value: TypeAlias = str | int | float | bool | None
 Comparator: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">="]
 
@@ -53,7 +53,7 @@ PRECEDENCE: Final[dict[str, int]] = (
 
 
 class ExpressionLimits(Struct, frozen=True):
-    """How large an expression may be: bytes of UTF-8, levels of nesting, nodes of the tree."""
+    """Limits on the size of an expression: bytes of UTF-8, levels of nesting, nodes of the tree."""
 
     text_bytes: int = 4096
     depth: int = 64
@@ -138,7 +138,7 @@ def parse(text: str, limits: ExpressionLimits = LIMITS) -> Node:
     """Return the tree of the condition *text*.
 
     Raises:
-      Refused: it is no condition, or exceeds *limits*; the text points at the character (Reason.ILLEGAL).
+      Refused: *text* is no condition, or exceeds *limits*; the message points at the character (Reason.ILLEGAL).
     """
     try:
         size = len(text.encode())
@@ -173,7 +173,7 @@ class _Parser:
         return token
 
     def _take(self, *texts: str) -> str:
-        """Consume a keyword or operator of *texts* and return it; an empty text when another token is next."""
+        """Consume and return the next token if it is a keyword or operator of *texts*; else return an empty text."""
         if self._token.kind in ("keyword", "operator") and self._token.text in texts:
             return self._next().text
         return ""
@@ -205,7 +205,7 @@ class _Parser:
     # types
 
     def _boolean(self, node: Node, at: int) -> Node:
-        """*node*, which must be a condition; a property counts as one."""
+        """Return *node*, which must be a condition; a property counts as one."""
         if isinstance(node, (PropertyReference, *BOOLEANS)) or (
             isinstance(node, Constant) and isinstance(node.value, bool)
         ):
@@ -213,7 +213,7 @@ class _Parser:
         raise mistake(self._text, at, "expected a condition, found a value")
 
     def _number(self, node: Node, at: int, operator: str) -> Node:
-        """*node*, which must be a number; the text of a property may be one."""
+        """Return *node*, which must be a number; the text of a property may be one."""
         if isinstance(node, (PropertyReference, *NUMBERS)):
             return node
         if isinstance(node, Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
@@ -251,7 +251,7 @@ class _Parser:
         return PRECEDENCE.get(token.text, -1) if token.kind in ("keyword", "operator") else -1
 
     def _series(self, left: Node, at: int, precedence: int) -> Node:
-        """Parse what OR or AND joins to *left*."""
+        """Parse the operands that OR or AND joins to *left*."""
         word, operands = "OR" if precedence == OR else "AND", [self._boolean(left, at)]
         while self._take(word):
             at = self._token.at
@@ -268,7 +268,7 @@ class _Parser:
         return self._made(node, start)
 
     def _compared(self, left: Node, at: int) -> Node:
-        """*left* with a comparison operator and its right side."""
+        """Parse a comparison operator and its right side after *left*."""
         operator = self._next().text
         behind = self._token.at
         right = self._expression(SUM)
@@ -276,7 +276,7 @@ class _Parser:
         return Compare(operator, check(left, at), check(right, behind))
 
     def _tested(self, left: Node, at: int) -> Node:
-        """*left* with IS NULL, BETWEEN, IN, LIKE or a search."""
+        """Parse IS NULL, BETWEEN, IN, LIKE or a search after *left*."""
         if self._take("IS"):
             negated = bool(self._take("NOT"))
             self._expect("NULL")

@@ -17,7 +17,7 @@ __all__ = ["Sql92Config", "Sql92Plugin"]
 
 
 class Sql92Config(Settings):
-    """How large an expression may be."""
+    """Limits on the size of an expression."""
 
     text_bytes_max: int = setting(4096, "length of one expression, in UTF-8", unit="bytes", low=1, high=16_384)
     depth_max: int = setting(64, "nesting of one expression: parentheses, NOT and signs", unit="levels", low=1, high=64)
@@ -34,10 +34,10 @@ class Sql92Plugin(Hooks):
         return {"SQL92": self.compile}
 
     def compile(self, text: str) -> Condition:
-        """Return what says whether a record fulfils the condition *text*.
+        """Return the predicate of records that fulfil the condition *text*.
 
         Raises:
-          Refused: it is no condition, or too large; the text points at the character (Reason.ILLEGAL).
+          Refused: *text* is no condition, or too large; the message points at the character (Reason.ILLEGAL).
         """
         limits = ExpressionLimits(self.config.text_bytes_max, self.config.depth_max, self.config.nodes_max)
         tree, steps = parse(text, limits), [0]

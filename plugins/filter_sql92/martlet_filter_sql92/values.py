@@ -1,8 +1,8 @@
 """Finds records by the values of one property: all values of a page in one search, each evaluated once.
 
-This is for conditions that name one property and say nothing about its bytes, such as ``a + 1 = 8``. Equal bytes have
-the same verdict, and most properties have few values, so a scan evaluates the condition a few times instead of once
-for each record.
+For conditions on one property that imply nothing about its bytes, such as ``a + 1 = 8``. Equal bytes have the same
+verdict, and most properties have few values, so a scan evaluates the condition a few times instead of once for each
+record.
 """
 
 import re
@@ -15,7 +15,7 @@ from martlet_filter_sql92.parser import Node, PropertyReference
 
 __all__ = ["ALTERNATIVES_MAX", "END", "Values", "key_of", "values_of"]
 
-# A search takes this many values at most: one in 0.3 us. It takes them piece by piece, to stop in time.
+# A search extracts at most one value in this many bytes, each in 0.3 us. It does so piece by piece, to stop in time.
 BYTES_A_VALUE: Final = 96
 VALUES_FREE: Final = 256
 STEPS_A_TAKEN: Final = 2
@@ -26,21 +26,21 @@ STEPS_A_VALUE: Final = 4
 # Verdicts are kept for this many values of this length: 100 KiB for each condition.
 VERDICTS_MAX: Final = 512
 KEPT_BYTES_MAX: Final = 64
-NODES_MAX: Final = 64  # of a condition; it is compiled twice
-ALTERNATIVES_MAX: Final = 8  # of one pattern; it compares them one after the other
+NODES_MAX: Final = 64  # of a condition, which is compiled twice
+ALTERNATIVES_MAX: Final = 8  # of one pattern, which compares them one after the other
 
-# A value ends before the separator, before the next record, whose first byte is that of a size, or at the end. All
-# patterns look ahead only: what they consumed could be the beginning of the next name.
+# A value ends before the separator, before the next record, whose first byte belongs to a size, or at the end. All
+# patterns only look ahead: consumed bytes could be the beginning of the next name.
 END: Final = rb"(?=[\x00-\x02]|\Z)"
-# The group is the value. A zero byte may belong to it, unless the next record begins with it: its magic, or that of the
-# segment's filler, follows the size. Neither is UTF-8, so no text contains one. A byte 1 is no separator. Where the end
-# of the value is unknown, the group ends with that byte.
+# The group is the value. A zero byte may belong to the value, unless it begins the next record: the record's magic, or
+# the magic of the segment's filler, follows the size. Neither magic is UTF-8, so no text contains one. A byte 1 is no
+# separator. If the end of the value is unknown, the group ends with one of these bytes.
 UNSURE: Final = (b"\x00", b"\x01")
 VALUE: Final = rb"(?=([^\x00-\x02]*+(?:\x00(?!...(?:\xda\xa3\x20[\xa7\xa8]|\xcb\xd4\x31\x94))|\x01)?))"
 
 
 def key_of(name: str) -> bytes:
-    """Return the pattern of what a record has before the value of property *name*."""
+    """Return the pattern of the bytes before the value of property *name* in a record."""
     return re.escape(name.encode()) + rb"\x01"
 
 
@@ -100,7 +100,7 @@ class Values:
         self._find_all: Callable[[bytes | bytearray, int, int], list[bytes]] = pattern.findall
         self._iterate: Callable[[bytes | bytearray, int, int], Iterator[re.Match[bytes]]] = pattern.finditer
         self._verdicts: dict[bytes, bool] = {}
-        # Values for which it is TRUE, and the pattern that finds them.
+        # Values for which the condition is TRUE, and the pattern that finds them.
         self._chosen: tuple[frozenset[bytes], re.Pattern[bytes] | None] = frozenset(), None
 
     def __call__(self, data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
@@ -119,7 +119,7 @@ class Values:
         values: list[bytes] = []
         most = (end - begin) // BYTES_A_VALUE + VALUES_FREE
         while begin < end:
-            stop = data.find(b"\x02", begin + PIECE_BYTES, end)  # no name and no value goes on after it
+            stop = data.find(b"\x02", begin + PIECE_BYTES, end)  # no name and no value contains this byte
             if stop < 0:
                 stop = end
             if stop - begin > 2 * PIECE_BYTES and data.count(self._key, begin, stop) > most:
@@ -132,7 +132,7 @@ class Values:
         return set(values)
 
     def _wanted(self, values: set[bytes]) -> frozenset[bytes] | None:
-        """Return those of *values* for which the condition is TRUE; None if too many are new."""
+        """Return the values of *values* for which the condition is TRUE; None if too many are new."""
         verdicts = self._verdicts
         if len(verdicts) >= VERDICTS_MAX:
             verdicts = self._verdicts = {}
@@ -155,7 +155,7 @@ class Values:
         return self._truth(_One(value.decode("utf-8", "replace") or None)) is True
 
     def _pattern(self, wanted: frozenset[bytes]) -> re.Pattern[bytes] | None:
-        """Return a pattern that finds *wanted*, and others that were wanted before; None if that would be slow."""
+        """Return a pattern that finds *wanted* and values wanted before; None if the pattern would be slow."""
         values, pattern = self._chosen
         if pattern is not None and wanted <= values:
             return pattern
