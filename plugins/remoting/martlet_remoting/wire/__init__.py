@@ -1,1 +1,1 @@
-"""Commands of RocketMQ's remoting protocol and their bytes; needs no event loop, and clients and Spark use it too."""
+"""Commands of RocketMQ's remoting protocol and their bytes; without an event loop, so clients and Spark use it too."""

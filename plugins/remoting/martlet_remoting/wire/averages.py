@@ -13,7 +13,7 @@ Q = TypeVar("Q")  # a queue, or its number
 
 @final
 class Average:
-    """Consecutive queues for each member; the first members get one more if necessary: A A A B B."""
+    """Consecutive queues for each member; if they do not divide evenly, the first members get one more: A A A B B."""
 
     name = "AVG"
 

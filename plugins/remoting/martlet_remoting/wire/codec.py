@@ -5,8 +5,8 @@ length, the header and the body (RocketMQ RemotingCommand.java). Requests may us
 encoding, JSON or binary. Answers are always JSON, which every client reads (the C++ client
 reads nothing else).
 
-The two most frequent answers, to a send and to a pull, are %-templates filled with numbers,
-which need no dictionary and no escaping.
+The most frequent answers, to sends, pulls, pops and acknowledgements, are %-templates filled with numbers, which need
+no dictionary and no escaping.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,16 +64,16 @@ __all__ = [
 
 # RocketMQ: com.rocketmq.remoting.frameMaxLength, the same in client and server.
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-# What our own clients read: RocketMQ's limit is too small for the longest messages that a broker may be set to accept.
+# Limit of our own clients: RocketMQ's limit is too small for the longest messages that a broker may be set to accept.
 READ_BYTES_MAX: Final = 256 * 1024 * 1024
 # A property string of 32767 bytes, each escaped as \\u0001, makes a header of 192 KiB. A header of 1 MiB with 60,000
 # fields would block the event loop for 30 ms.
 HEADER_BYTES_MAX: Final = 256 * 1024
-FIELDS_MAX: Final = 1024  # of a binary header, which takes 1 us each; RocketMQ's requests have up to 30
+FIELDS_MAX: Final = 1024  # of a binary header, 1 us each; RocketMQ's requests have up to 30
 PREFIX_BYTES: Final = 8  # the two length fields
 JSON_HEADER: Final = 0
 BINARY_HEADER: Final = 1
-HEADER_LENGTH: Final = 0xFFFFFF  # in the second length field, after the encoding
+HEADER_LENGTH: Final = 0xFFFFFF  # mask of the length in the second length field, whose first byte is the encoding
 # After a larger frame its buffer is released immediately; smaller frames share the buffer of one read.
 GIVE_BACK_BYTES: Final = 262_144
 # An incomplete frame is kept in pieces of at least this size.
@@ -115,12 +115,12 @@ _KEY_LENGTH: Final = Struct(">h")
 
 @final
 class FrameBuffer:
-    """Turns the bytes of one connection into commands, wherever reads split them.
+    """Decodes the bytes of one connection into commands; reads may split them anywhere.
 
-    It keeps only the bytes of frames that were not taken out yet. A frame over
-    *frame_bytes_max* is refused after its first four bytes. *header_bytes_max* limits
-    the memory that parsing a hostile header can take; a client allows more, because the
-    answer to a large batch has an id for each message. *key* is the setting with *frame_bytes_max*.
+    Only the bytes of frames that are not decoded yet are kept. A frame over *frame_bytes_max* is refused after its
+    first four bytes. *header_bytes_max* limits the memory that parsing a hostile header can take; a client allows more,
+    because the answer to a large batch has an id for each message. *key* names the setting of *frame_bytes_max* in
+    errors.
     """
 
     __slots__ = (
@@ -145,7 +145,7 @@ class FrameBuffer:
         self._run_frame_bytes_max = min(frame_bytes_max, SEND_BYTES_MAX)
         self._data = b""
         self._position = 0
-        # The incomplete frame in pieces, its size so far, and the size at which to examine it again.
+        # The incomplete frame in pieces, its current size, and the size at which to examine it again.
         self._pieces: list[bytes | bytearray] = []
         self._waiting = 0
         self._need = 0
@@ -158,7 +158,7 @@ class FrameBuffer:
         return len(self._data) - self._position + self._waiting
 
     def receive_data(self, data: bytes) -> None:
-        """Add bytes from the socket; take out all commands before the next call."""
+        """Add bytes from the socket; read all commands before the next call."""
         if self._error:
             return
         if self._position < len(self._data):
@@ -215,8 +215,8 @@ class FrameBuffer:
     def next_run(self) -> SendRun | AckRun | None:
         """Return the next sends and ends of transactions, or acknowledgements of popped messages.
 
-        They end before the first request that is of another kind, incomplete, large or unusual. None if the next
-        request is that. The requests stay in the buffer until `skip_to` or `next_command` takes them out.
+        The run ends before the first request that is of another kind, incomplete, large or unusual; None if that is the
+        next request. The requests stay in the buffer until `skip_to` or `next_command` removes them.
         """
         data, start = self._data, self._position
         if not data.startswith(RUN_BEGINNINGS, start + PREFIX_BYTES):
@@ -270,7 +270,7 @@ class FrameBuffer:
         return AckRun(acks) if acks else None
 
     def skip_to(self, end: int) -> bool:
-        """Take out the requests before *end*; return whether there are more bytes."""
+        """Remove the requests before *end*; return whether there are more bytes."""
         self._position = end
         if end < len(self._data):
             return True
@@ -317,7 +317,7 @@ class FrameBuffer:
             pieces.append(bytearray(data))
 
     def _wanted(self, rest: bytes) -> int:
-        """Return how many bytes of the frame that begins with *rest* are needed before examining it again."""
+        """Return the number of bytes of the frame that begins with *rest* at which to examine it again."""
         if len(rest) < PREFIX_BYTES:
             # next_command reports an invalid length when it examines the bytes again.
             possible = len(rest) < 4 or 4 <= _LENGTH.unpack_from(rest)[0] <= self.frame_bytes_max
@@ -349,7 +349,7 @@ def decode_frame(frame: bytes) -> Command:
 
 
 def _prefix_text(data: bytes, start: int, length: int, header_bytes_max: int) -> str:
-    """Return what is wrong with the first bytes of the frame at *start*, empty if nothing; the rest may be missing."""
+    """Return the error in the first bytes of the frame at *start*, empty if none; later bytes may be missing."""
     header_length = int.from_bytes(data[start + 5 : start + PREFIX_BYTES], "big")
     if header_length > length - 4:
         return f"header length {header_length} exceeds the frame; {length - 4} bytes follow"
@@ -492,7 +492,7 @@ def _binary_ext(header: bytes, position: int, length: int) -> dict[str, object]:
 
 
 def encode_command(command: Command) -> bytes:
-    """Return the frame of *command* with a JSON header; every header field goes out as a string."""
+    """Return the frame of *command* with a JSON header; every header field is a string."""
     return b"".join(encode_command_in_pieces(command, (command.body,)))
 
 
@@ -554,7 +554,7 @@ def encode_prefix(
     remark: str | None = None,
     version: int = VERSION,
 ) -> bytes:
-    """Return a response's frame up to its body; *body_bytes* of body must follow it.
+    """Return the frame of a response up to its body; *body_bytes* of body must follow.
 
     Keys and order are those of a real broker's answers, so that recorded
     conversations can be compared byte by byte.
@@ -593,7 +593,7 @@ def encode_response_in_pieces(
 
 
 def _json_text(text: str) -> str:
-    """*text* as a JSON string; letters and digits, as in nearly every id, need no escaping."""
+    """Return *text* as a JSON string; letters and digits, as in nearly every id, need no escaping."""
     return f'"{text}"' if text.isalnum() and text.isascii() else orjson.dumps(text).decode()
 
 
@@ -625,9 +625,8 @@ def encode_send_response(
 ) -> bytes:
     """Return the answer to a stored send (code 0, 10, 11 or 12).
 
-    *message_id* is the offset message id, or several joined with commas; hexadecimal,
-    so it is not escaped. *transaction_id* is the sender's UNIQ_KEY; it and *recall_handle*,
-    in base64, are left out when empty.
+    *message_id* is the offset message id, or several joined with commas; hexadecimal, so not escaped. *transaction_id*
+    is the sender's UNIQ_KEY, and *recall_handle* is in base64; each is left out when empty.
     """
     transaction = f'"transactionId":{_json_text(transaction_id)},' if transaction_id else ""
     if recall_handle:
@@ -660,7 +659,7 @@ def encode_pull_prefix(
     body_bytes: int = 0,
     suggested_broker_id: int = 0,
 ) -> bytes:
-    """Return a pull answer up to its body: records of *body_bytes* in all must follow it.
+    """Return the answer to a pull up to its body: *body_bytes* of records must follow.
 
     *remark* is the store's status name (FOUND, NO_MATCHED_MESSAGE, ...), a word that needs no escaping.
     """
@@ -693,9 +692,9 @@ def encode_pop_prefix(
     places: Mapping[str, str],
     body_bytes: int,
 ) -> bytes:
-    """Return the answer to a pop up to its body: records of *body_bytes* in all must follow it.
+    """Return the answer to a pop up to its body: *body_bytes* of records must follow.
 
-    *places* are the fields that say where the records are; they and *remark* need no escaping.
+    *places* are the header fields with the records' places; *places* and *remark* need no escaping.
     """
     more = "".join([f',"{name}":"{value}"' for name, value in places.items()])
     header = (template % (code, pop_ms, invisible_ms, revive_queue, rest, more, opaque, remark)).encode()
@@ -709,6 +708,6 @@ def ack_response_template(version: int = VERSION) -> bytes:
 
 
 def encode_ack_response(template: bytes, opaque: int) -> bytes:
-    """Return the frame of an answer that says no more than success."""
+    """Return the frame of an answer that only says success."""
     header = template % opaque
     return _LENGTHS.pack(4 + len(header), len(header)) + header

@@ -1,7 +1,7 @@
 """The numbers of the remoting protocol: request and response codes, languages, versions.
 
-Source: RocketMQ remoting, RequestCode, ResponseCode, LanguageCode and MQVersion. Plain ints, so that a
-dispatch table keyed by them costs one dictionary look-up.
+Source: RocketMQ remoting, RequestCode, ResponseCode, LanguageCode and MQVersion. The codes are plain ints, so a
+dispatch table with codes as keys costs one dictionary look-up.
 """
 
 from typing import Final, final
@@ -57,7 +57,7 @@ LANGUAGE_NAMES: Final = (
     "NODE_JS",
 )
 LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGE_NAMES)}
-# The one language that every version of every client knows.
+# The only language that every version of every client knows.
 ANSWER_LANGUAGE: Final = "JAVA"
 CLIENT_LANGUAGE: Final = "PYTHON"
 
@@ -99,7 +99,7 @@ class RequestCode:
     GET_ALL_DELAY_OFFSET: Final = 45
     CHECK_CLIENT_CONFIG: Final = 46
     GET_CLIENT_CONFIG: Final = 47
-    UPDATE_AND_CREATE_ACL_CONFIG: Final = 50  # of 4.x, as the next four
+    UPDATE_AND_CREATE_ACL_CONFIG: Final = 50  # of 4.x, as are the next four
     DELETE_ACL_CONFIG: Final = 51
     GET_BROKER_CLUSTER_ACL_INFO: Final = 52
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: Final = 53
@@ -230,7 +230,7 @@ class RequestCode:
     LIST_TRANSACTIONS: Final = 31001
     END_TRANSACTION_AS_ADMIN: Final = 31002
     BULK_READ: Final = 31003
-    # Martlet's own, for those who coordinate transactions themselves, such as Spark.
+    # Martlet's own, for clients that coordinate transactions themselves, such as Spark.
     BEGIN_EXTERNAL_TRANSACTIONS: Final = 31010
     STAGE_EXTERNAL_MESSAGES: Final = 31011
     COMMIT_EXTERNAL_TRANSACTION: Final = 31012
@@ -241,7 +241,7 @@ class RequestCode:
 
 @final
 class ResponseCode:
-    """How it went; 10, 11 and 12 mean stored, but not as safely as wished."""
+    """Codes of responses; 10, 11 and 12 mean stored, but not as safely as configured."""
 
     RPC_TIME_OUT: Final = -1006
     RPC_SEND_TO_CHANNEL_FAILED: Final = -1004

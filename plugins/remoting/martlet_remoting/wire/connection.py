@@ -20,24 +20,24 @@ HTTP_METHODS: Final = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS ", b"DELE
 HTTP2: Final = b"PRI * HTTP/2"
 # The head of an HTTP/2 frame: a length of 24 bits, type, flags, stream (RFC 9113 4.1).
 HTTP2_HEAD: Final = Struct(">BHBBI")
-LAST_STREAM: Final = Struct(">II")  # of a GOAWAY: the last stream that was handled, and the error code
+LAST_STREAM: Final = Struct(">II")  # the content of a GOAWAY: the last handled stream, and the error code
 SETTINGS: Final = HTTP2_HEAD.pack(0, 0, 4, 0, 0)
-EVERY_STREAM: Final = (1 << 31) - 1  # none is tried again over another connection
-PREFACE_BYTES: Final = 24  # what an HTTP/2 client sends before its first frame
-HTTP2_BYTES_MAX: Final = 65536  # what is read of one that makes no call
+EVERY_STREAM: Final = (1 << 31) - 1  # as the last handled stream: the client retries none over another connection
+PREFACE_BYTES: Final = 24  # an HTTP/2 client's bytes before its first frame
+HTTP2_BYTES_MAX: Final = 65536  # read from an HTTP/2 client that makes no call
 HEADERS, GO_AWAY = 1, 7
 PROTOCOL_ERROR: Final = 1
 DEBUG_BYTES_MAX: Final = 1024
 STOMP_FRAMES: Final = (b"CONNECT\n", b"CONNECT\r\n", b"STOMP\n", b"STOMP\r\n")
 MQTT_CONNECT: Final = re.compile(rb"\x10[\x80-\xff]{0,3}[\x00-\x7f](\x00\x04MQTT|\x00\x06MQIsdp)")
 TLS_HELLO: Final = b"\x16\x03"
-BEGINNING_BYTES: Final = 16  # the longest of these
+BEGINNING_BYTES: Final = 16  # the longest of these beginnings
 THIS_PORT: Final = "this port speaks RocketMQ remoting"
 USE_REMOTING: Final = "connect a RocketMQ client that uses the remoting protocol"
 
 
 def _other_protocol(beginning: bytes) -> str:
-    """Return which other protocol a client seems to speak, by its first bytes, and what to do; empty if unknown."""
+    """Return the other protocol of a client, guessed by its first bytes, with a hint; empty if unknown."""
     if beginning.startswith(HTTP_METHODS):
         return f"client speaks HTTP; {THIS_PORT}, {USE_REMOTING}"
     if beginning.startswith(HTTP2):
@@ -63,16 +63,16 @@ def _has_call(data: bytearray) -> bool:
 
 
 def _go_away(text: str) -> bytes:
-    """Return a GOAWAY, whose debug data gRPC clients show (RFC 9113 6.8)."""
+    """Return a GOAWAY frame; gRPC clients show its debug data (RFC 9113 6.8)."""
     debug = text.encode()[:DEBUG_BYTES_MAX]
     return HTTP2_HEAD.pack(0, 8 + len(debug), GO_AWAY, 0, 0) + LAST_STREAM.pack(EVERY_STREAM, PROTOCOL_ERROR) + debug
 
 
 @final
 class RemotingConnection:
-    """The received bytes of one connection, and when it last received any.
+    """The received bytes of one connection, and the time of the last ones.
 
-    *key* is the setting with *frame_bytes_max*.
+    *key* names the setting of *frame_bytes_max* in errors.
     """
 
     __slots__ = ("_beginning", "_frames", "_http2", "_idle_s", "_last", "send", "takes_runs", "waiting")
@@ -83,10 +83,10 @@ class RemotingConnection:
         self._last = now
         self._beginning = b""
         self._http2: bytearray | None = None  # received from a client that speaks HTTP/2
-        # Sends to the client, or is None. A client of gRPC needs an answer before the error: if its first connection
-        # ends before it has made its call, it connects again at once, for as long as the call may take.
+        # Function that sends to the client, or None. A client of gRPC needs an answer before the error: if its first
+        # connection ends before its call, it reconnects at once, until the call's timeout.
         self.send: Callable[[bytes], None] | None = None
-        # What the client waits for, such as held pulls; until it is empty, the client may be silent.
+        # Requests that the client waits for, such as held pulls; until there are none, the client may be silent.
         self.waiting: Sized = ()
         # Whether the handler accepts runs of requests.
         self.takes_runs = False
@@ -110,10 +110,10 @@ class RemotingConnection:
         self._frames.receive_data(data)
 
     def events(self) -> Iterator[Command | SendRun | AckRun]:
-        """Yield every complete command; if `takes_runs` is set, consecutive frequent requests as a run.
+        """Yield every complete command; if `takes_runs` is set, yield consecutive frequent requests as a run.
 
         Raises:
-          RemoteProtocolError: the bytes are not a valid command; the text says which other protocol they may be.
+          RemoteProtocolError: the bytes are not a valid command; the text names another protocol that they may be.
         """
         frames = self._frames
         if self._http2 is not None:
@@ -138,7 +138,7 @@ class RemotingConnection:
             raise
 
     def _rest_of(self, run: SendRun | AckRun) -> Iterator[Command | SendRun | AckRun]:
-        """Yield the requests that the handler does not take as commands, and what is between them as runs again."""
+        """Yield requests that the handler has not taken as commands, and the requests between them as runs again."""
         frames = self._frames
         while len(run):
             if taken_to := run.taken_to():
@@ -151,7 +151,7 @@ class RemotingConnection:
                 yield run
 
     def farewell(self, error: Exception) -> bytes:
-        """Return an error that a client of HTTP or gRPC understands; a remoting client gets nothing."""
+        """Return the last bytes for the client: an error that HTTP or gRPC understands; none for a remoting client."""
         if self._beginning.startswith(HTTP2):
             return (SETTINGS if self._http2 is None else b"") + _go_away(str(error))
         if not self._beginning.startswith(HTTP_METHODS):
@@ -161,11 +161,11 @@ class RemotingConnection:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     def deadline(self) -> float:
-        """Return when the connection has been silent for too long."""
+        """Return the time at which the connection will have been silent for too long."""
         return self._last + self._idle_s
 
     def handle_timeout(self, now: float) -> None:
-        """Raise `RemoteProtocolError` if the client was silent for ``idle_s`` and waits for nothing."""
+        """Raise `RemoteProtocolError` if the client was silent for ``idle_s`` and waits for no request."""
         if now < self.deadline():
             return
         if len(self.waiting):

@@ -32,14 +32,15 @@ __all__ = [
 ]
 
 DEPTH_MAX: Final = 64
-# Of a request's body. RocketMQ's clients send a few KiB; heartbeats with 4,096 topics, the most a group may
+# Limit of a request's body. RocketMQ's clients send a few KiB; heartbeats with 4,096 topics, the most that a group may
 # subscribe to, have 0.8 MiB.
 BODY_BYTES_MAX: Final = 1 << 20
-# Those heartbeats have 50,000 values; a request to lock 16,384 queues, the most of a topic, has 65,540.
+# Limit of values. Heartbeats with 4,096 topics have 50,000; a request to lock 16,384 queues, the most of a topic, has
+# 65,540.
 VALUES_MAX: Final = 80_000
 # Standard JSON with at most this many values is parsed at once; the worst case, empty arrays, takes orjson 2 ms.
 PLAIN_VALUES_MAX: Final = 20_000
-# The dialect is parsed here at 3 MB/s.
+# Time to parse a value of the dialect: 3 MB/s.
 VALUE_US: Final = 8.0
 # Longest string in the dialect; the longest that clients send is an expression of 16,384 characters.
 STRING_BYTES_MAX: Final = 65_536
@@ -54,7 +55,8 @@ _WORD: Final = re.compile(rb"[A-Za-z0-9_+.\-]{1,256}")
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _WORDS: Final[Mapping[str, object]] = {"true": True, "false": False, "null": None}
 
-# Called with a field's name and its value for each value that is an object; returns the replacement.
+# A function that is called for each value that is an object, with the field's name and the value, and returns the
+# replacement.
 Shape: TypeAlias = Callable[[object, dict[object, object]], object]
 
 
@@ -92,9 +94,9 @@ def _key(key: object) -> str:
 
 
 def dumps_in_steps(value: Mapping[str, object]) -> Steps[list[bytes]]:
-    """Like `dumps`, but in slices, and return one piece of text per slice; joining megabytes would take 10 ms.
+    """Return the text of `dumps` in pieces, one per slice of work; joining megabytes would take 10 ms.
 
-    For tables of any length. Values of type bytes must be JSON already.
+    Works for tables of any length. Values of type bytes must be JSON already.
     """
     parts: list[str] = []
     pieces: list[bytes] = []
@@ -195,7 +197,7 @@ def read(
 
 
 def load_object(body: bytes) -> dict[Any, object]:
-    """Like `loads`, for a body that must be an object and is short or from a trusted source.
+    """Parse *body* like `loads`; it must be an object, and be short or from a trusted source.
 
     Raises:
       RemoteProtocolError: *body* is not a JSON object.
@@ -209,7 +211,7 @@ def load_object(body: bytes) -> dict[Any, object]:
 def read_object(
     body: bytes, *, bytes_max: int = BODY_BYTES_MAX, values_max: int = VALUES_MAX, shape: Shape | None = None
 ) -> Steps[dict[Any, object]]:
-    """Like `read`, for a body that must be an object.
+    """Parse *body* like `read`; it must be an object.
 
     Raises:
       RemoteProtocolError: *body* is not a JSON object, or exceeds a limit.
@@ -231,10 +233,10 @@ def _no_json(body: bytes, error: Exception) -> RemoteProtocolError:
 
 
 def integer(value: object, default: int = 0) -> int:
-    """Return *value*, a number or its text, as C++ clients write it; *default* if it is neither.
+    """Return *value*, a number or a text of one, as C++ clients send it; *default* if it is neither.
 
     Raises:
-      RemoteProtocolError: it does not fit 64 bits.
+      RemoteProtocolError: the number does not fit 64 bits.
     """
     if isinstance(value, str) and len(value) <= DIGITS_MAX:
         try:
@@ -250,7 +252,7 @@ def integer(value: object, default: int = 0) -> int:
 
 @final
 class _Reader:
-    """Parses one document in slices, if it is not standard JSON or very long."""
+    """Parses one document that is in the dialect or very long, in slices."""
 
     __slots__ = ("budget", "data", "position", "shape", "string_max", "values_left")
 
@@ -325,7 +327,7 @@ class _Reader:
         return found
 
     def closes(self, wanted: bytes, first: bool) -> bool:
-        """Skip *wanted*, which ends the list, or the comma before the next item; return whether the list ended."""
+        """Skip the list's end *wanted*, or the comma before the next item; return whether the list ended."""
         if self.peek() == wanted:
             self.position += 1
             return True

@@ -1,8 +1,8 @@
-"""The headers of commands as records: what all commands have in common, and the fields of frequent requests.
+"""The headers of commands as records: the common fields of all commands, and the fields of frequent requests.
 
-msgspec decodes them in C, from JSON or from the fields of a binary header. Numbers may be in quotes, as most clients
-write them, or not, as the C++ client does. Fields that do not match their record, for example because a number is
-empty, are read one by one. Other requests have few fields, which their handlers read from the `Command`.
+msgspec decodes them in C, from JSON or from the fields of a binary header. Most clients write numbers in quotes, the
+C++ client without. If fields do not match their record, for example because a number is empty, they are read one by
+one. Other requests have few fields, which their handlers read from the `Command`.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +56,7 @@ F = TypeVar("F")
 
 
 class Head(Struct, Generic[F], gc=False, rename={"fields": "extFields"}):
-    """The header of a command (RocketMQ RemotingCommand), with the ``fields`` that only its request has."""
+    """The header of a command (RocketMQ RemotingCommand), with the ``fields`` of its kind of request."""
 
     code: I32
     fields: F
@@ -78,7 +78,7 @@ class Header(Struct, gc=False):
     """The fields of one kind of request; a field with a default may be missing."""
 
     def to_ext(self) -> dict[str, object]:
-        """Return the fields under their names on the wire, without texts and numbers that are not set."""
+        """Return the fields by their names on the wire, without unset texts and numbers."""
         ext: dict[str, object] = to_builtins(self)
         for name, unset in _unset(type(self)):
             if ext[name] == unset:
@@ -143,7 +143,7 @@ class EndHeader(
         "message_id": "msgId",
     },
 ):
-    """The end of a transaction (RocketMQ EndTransactionRequestHeader), without fields that the broker does not use."""
+    """An END_TRANSACTION (RocketMQ EndTransactionRequestHeader), without fields that the broker does not use."""
 
     producer_group: str
     table_offset: I64
@@ -206,7 +206,7 @@ class NotificationHeader(
         "init_mode": "initMode",
     },
 ):
-    """A NOTIFICATION; ``born_ms`` is 0 if the client did not say when it began."""
+    """A NOTIFICATION; ``born_ms`` is 0 if the client did not send its start time."""
 
     group: str
     topic: str
@@ -271,7 +271,7 @@ class AckHead(Head[AckHeader], gc=False):
 
 @cache
 def _unset(kind: type[Header]) -> list[tuple[str, object]]:
-    """Return the optional fields of *kind*, each with the value that says that it is not set."""
+    """Return the optional fields of *kind*, each with the value that means unset."""
     return [(each.encode_name, each.default) for each in fields(kind) if each.default in ("", -1)]
 
 
@@ -333,7 +333,7 @@ def decode_header(command: Command, kind: type[H]) -> H:
 
 
 def _read_one_by_one(command: Command, kind: type[H], names: Mapping[str, str] = NO_NAMES) -> H:
-    """Return the fields of *command*, some of which have other *names*, however they are written."""
+    """Return the fields of *command* in any spelling; *names* maps the fields that are named differently."""
     readers: dict[object, Callable[[str, Any], object]] = {str: command.text, bool: command.boolean}
 
     def read(each: FieldInfo) -> object:

@@ -1,7 +1,8 @@
 """Unrolls RocketMQ's inner batches: one record whose body contains messages with consecutive offsets.
 
-RocketMQ 5 stores batch sends so in topics with ``queue.type=BatchCQ``. Its clients unroll them (MessageDecoder
-decodeMessage): all messages have the hosts, times and position of the record, and a flag and properties of their own.
+RocketMQ 5 stores batch sends as inner batches in topics with ``queue.type=BatchCQ``. Its clients unroll them
+(MessageDecoder decodeMessage): each message has the hosts, times and position of the record, and its own flag and
+properties.
 """
 
 from typing import Final
@@ -25,11 +26,11 @@ def is_inner_batch(sys_flag: int) -> bool:
 def unroll(batch: Record, first: int = 0) -> list[Record]:
     """Return the messages of *batch* from offset *first* on, each as a record of its own.
 
-    They keep the flags ``INNER_BATCH``, which say that a broker does not find them by their position.
+    The messages keep the flags ``INNER_BATCH``: a broker does not find such messages by their position.
 
     Raises:
       Refused: lengths in the batch contradict each other.
-      CompressionError: it cannot be decompressed.
+      CompressionError: the batch cannot be decompressed.
     """
     sys_flag = batch.sys_flag & ~(COMPRESSED | COMPRESSION_BITS)
     return [

@@ -1,4 +1,4 @@
-"""The messages of a remoting connection: `Command`, and the `MessageQueue` that many refer to."""
+"""The messages of a remoting connection: `Command`, and `MessageQueue`, to which many of them refer."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
@@ -9,9 +9,9 @@ from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet_remoting.wire.codes import CLIENT_LANGUAGE, FLAG_ONEWAY, FLAG_RESPONSE, VERSION
 
 if TYPE_CHECKING:
-    from msgspec import Raw  # which takes 20 ms to import, and who only reads answers needs none
+    from msgspec import Raw  # takes 20 ms to import, and reading answers does not need it
 
-    from martlet.contracts import Identity  # which a Spark task should not have to import
+    from martlet.contracts import Identity  # Spark tasks need not import it
 
 __all__ = ["Command", "Frame", "MessageQueue", "ext_text"]
 
@@ -59,12 +59,11 @@ def _fields(raw: "Raw") -> Mapping[str, object]:
 class Command:
     """A request or, if bit 0 of ``flag`` is set, a response. Bit 1 means that no answer is wanted.
 
-    Most clients send the values of ``ext`` as strings, C++ clients send numbers and
-    booleans; read them with `text`, `integer` and `boolean`, which accept all of these.
-    ``raw`` is the JSON of ``ext``, decoded at the first access. The most frequent requests
-    are decoded from ``raw`` as records (`martlet_remoting.wire.headers`) and never need ``ext``.
-    ``identity`` is the user who signed the command, None if it has no signature. ``unusual`` says that it is a send
-    that the handler did not take as part of a run.
+    Most clients send the values of ``ext`` as strings, C++ clients send numbers and booleans; read them with `text`,
+    `integer` and `boolean`, which accept all of these. ``raw`` is the JSON of ``ext``, decoded at the first access. The
+    most frequent requests are decoded from ``raw`` as records (`martlet_remoting.wire.headers`) and never need ``ext``.
+    ``identity`` is the user who signed the command, None if it has no signature. ``unusual`` marks a send that the
+    handler did not take as part of a run.
     """
 
     __slots__ = (
@@ -115,7 +114,7 @@ class Command:
         """The header fields specific to the command's code (RocketMQ: extFields).
 
         Raises:
-          RemoteProtocolError: they are not a JSON object.
+          RemoteProtocolError: the fields are not a JSON object.
         """
         if self.raw is not None:
             self.read_ext()
@@ -141,7 +140,7 @@ class Command:
         """Return the header field *name* as text.
 
         Raises:
-          Refused: it is missing and there is no default.
+          Refused: the field is missing and there is no default.
         """
         value = self.ext.get(name)
         if type(value) is str:
@@ -156,7 +155,7 @@ class Command:
         """Return the header field *name* as a signed 64-bit number; an empty field counts as missing.
 
         Raises:
-          Refused: it is missing and there is no default, or it is not such a number.
+          Refused: the field is missing and there is no default, or is no such number.
         """
         value = self.ext.get(name)
         if type(value) is str and value:
@@ -177,7 +176,7 @@ class Command:
         raise self._no_integer(name, value)
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """Return whether the header field *name* is true, in upper or lower case; *default* if it is missing."""
+        """Return whether the header field *name* is "true", in upper or lower case; *default* without the field."""
         value = self.ext.get(name)
         if value is None:
             return default

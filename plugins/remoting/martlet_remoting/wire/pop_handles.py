@@ -1,7 +1,7 @@
-"""The text forms of POP: handles of messages, and where the messages of an answer are (RocketMQ ExtraInfoUtil).
+"""The text forms of POP: handles of messages, and the places of an answer's messages (RocketMQ ExtraInfoUtil).
 
 A handle is ``first popTime invisibleTime reviveQueue retry broker queue offset``: *first* is the first offset of the
-queue in the answer, *popTime* is the generation of the message's lease, *retry* says which kind of topic it is.
+queue in the answer, *popTime* is the generation of the message's lease, *retry* is the kind of the topic.
 """
 
 from base64 import b64encode
@@ -69,7 +69,7 @@ def _malformed(handle: str) -> Refused:
 
 
 def handle_ms(handle: str) -> int:
-    """Return the pop time in *handle*. Raises `Refused` (MALFORMED) if it has none."""
+    """Return the pop time in *handle*. Raises `Refused` (MALFORMED) if the handle has none."""
     tokens = handle.split(" ", 2)
     if len(tokens) < 2:
         raise _malformed(handle)
@@ -77,7 +77,7 @@ def handle_ms(handle: str) -> int:
 
 
 def parse_handle(handle: str) -> Handle:
-    """Return the parts of *handle*. Raises `Refused` (MALFORMED) if it is not one."""
+    """Return the parts of *handle*. Raises `Refused` (MALFORMED) if the text is no handle."""
     tokens = handle.split(" ")
     if len(tokens) != TOKENS:
         raise _malformed(handle)
@@ -95,7 +95,7 @@ def parse_handle(handle: str) -> Handle:
 
 
 def bit_set(numbers: Sequence[int]) -> str:
-    """Return a set of *numbers* as in a batch of acknowledgements: base64 of Java's BitSet."""
+    """Return the set of *numbers* as batches of acknowledgements encode it: base64 of Java's BitSet."""
     bits = bytearray(max(numbers, default=0) // 8 + 1)
     for number in numbers:
         bits[number >> 3] |= 1 << (number & 7)
@@ -103,14 +103,14 @@ def bit_set(numbers: Sequence[int]) -> str:
 
 
 def retry_flag(topic: str) -> str:
-    """Return which kind of topic *topic* is; a group's own retry topic and POP's V1 look alike, as in RocketMQ."""
+    """Return the kind of *topic*; a group's own retry topic and POP's V1 look alike, as in RocketMQ."""
     if not topic.startswith(RETRY_PREFIX):
         return NORMAL
     return RETRY_V2 if "+" in topic else RETRY_V1
 
 
 def real_topic(topic: str, group: str, retry: str) -> str:
-    """Return the topic that a handle with *retry* is about. Raises `Refused` (MALFORMED) if there is no such kind."""
+    """Return the topic of a handle with the kind *retry*. Raises `Refused` (MALFORMED) if there is no such kind."""
     if retry == NORMAL:
         return topic
     if retry == RETRY_V1:
@@ -129,7 +129,7 @@ def retry_topics(topic: str, group: str) -> list[str]:
 
 @final
 class Popped(Struct, frozen=True):
-    """Messages of one queue in an answer: their offsets in the order of the body, and their earlier deliveries."""
+    """Messages of one queue in an answer: offsets in the order of the body, and numbers of earlier deliveries."""
 
     queue_id: int
     offsets: list[int]
@@ -137,7 +137,7 @@ class Popped(Struct, frozen=True):
 
 
 def places(topic: str, popped: Sequence[Popped], *, in_order: bool) -> dict[str, str]:
-    """Return the header fields that say where the messages of an answer are."""
+    """Return the header fields with the places of an answer's messages."""
     retry = retry_flag(topic)
     starts = [f"{retry} {each.queue_id} {min(each.offsets)}" for each in popped]
     offsets = [f"{retry} {each.queue_id} {','.join(map(str, each.offsets))}" for each in popped]
@@ -148,7 +148,7 @@ def places(topic: str, popped: Sequence[Popped], *, in_order: bool) -> dict[str,
 
 
 def _order_counts(retry: str, popped: Popped) -> list[str]:
-    """Return the earlier deliveries of single messages, and the fewest of all for old clients."""
+    """Return the number of earlier deliveries per message, and for old clients the least of all."""
     counts = [
         f"{retry} qo{popped.queue_id}%{offset} {popped.failures[offset]}"
         for offset in popped.offsets

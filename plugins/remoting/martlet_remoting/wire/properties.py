@@ -1,4 +1,4 @@
-"""``key=value`` lines in the format of java.util.Properties, in which RocketMQ's tools exchange configurations."""
+"""Configurations as RocketMQ's tools exchange them: ``key=value`` lines in the format of java.util.Properties."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def _escaped(text: str) -> str:
 
 
 def parse_properties(data: bytes) -> dict[str, str]:
-    """Return the values by name; comments and blank lines are skipped.
+    """Return the values of *data* by name; comments and blank lines are skipped.
 
     Raises:
       Refused: the data is too long, is not UTF-8, or an escape is half of a surrogate pair (PARAMETER).

@@ -1,6 +1,6 @@
-"""Recall handles: what a client gets for a timed message, to recall it (RocketMQ RecallMessageHandle.HandleV1).
+"""Recall handles, with which a client can recall a timed message (RocketMQ RecallMessageHandle.HandleV1).
 
-A handle is not a secret: who knows a message's topic, time and unique key can make one. So a client may recall only
+A handle is not a secret: a message's topic, time and unique key are enough to make one. So a client may recall only
 messages of topics to which it may publish.
 """
 
@@ -17,7 +17,7 @@ HANDLE_CHARS_MAX = 2048
 
 
 class RecallHandle(Struct, frozen=True):
-    """The message of *topic* with this unique key, which broker *broker* delivers after *out_ms*."""
+    """The handle of the message in *topic* with this unique key, which *broker* delivers after *out_ms*."""
 
     topic: str
     broker: str
@@ -34,7 +34,7 @@ def decode_handle(text: str) -> RecallHandle:
     """Return the parts of a handle.
 
     Raises:
-      ValueError: it is not one.
+      ValueError: the text is no handle.
     """
     try:
         if len(text) > HANDLE_CHARS_MAX:
@@ -49,7 +49,7 @@ def decode_handle(text: str) -> RecallHandle:
 
 
 def handle_of(properties: bytes, topic: str, broker: str) -> str:
-    """Return the handle of a message for *topic* that is stored with these *properties*; empty if it is not timed."""
+    """Return the handle of a message for *topic* stored with these *properties*; empty if it is not timed."""
     out = find_property(properties, b"TIMER_OUT_MS")
     if not out.isdigit():
         return ""

@@ -1,8 +1,8 @@
 """Decodes and encodes REGISTER_BROKER requests.
 
-The header identifies the broker, the body has its topics: as JSON, or, if
-the header says so, as a deflated sequence of length-prefixed texts (RocketMQ RegisterBrokerBody).
-Brokers before 3.0.11 send the bare topic table.
+The header identifies the broker, and the body has its topics: in JSON, or if the header has ``compressed=true``, as a
+deflated sequence of length-prefixed texts (RocketMQ RegisterBrokerBody). Brokers before 3.0.11 send the bare topic
+table.
 """
 
 import zlib
@@ -32,8 +32,8 @@ from martlet_remoting.wire.routes import TopicShape, Version
 
 __all__ = ["Registration", "decode_registration", "encode_registration", "order_topics"]
 
-# 100,000 topics with the longest names inflate to 30 MiB; deflate can expand a frame 1000 times. Only
-# one piece of it is in memory at a time.
+# 100,000 topics with the longest names inflate to 30 MiB; deflate can expand a frame 1000 times. Only one inflated
+# piece is in memory at a time.
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 INFLATED_AT_ONCE: Final = 131_072
 FED_AT_ONCE: Final = 65_536
@@ -44,7 +44,7 @@ VALUES_OF_A_TOPIC: Final = 16
 BYTES_OF_A_STEP: Final = 256
 NAME_CHARS_MAX: Final = 512  # RocketMQ's topics have at most 262, with %RETRY% before them
 VERSION_BYTES_MAX: Final = 1024
-TOPIC_BYTES_MAX: Final = 65_536  # with all its attributes; and of the list of filter servers
+TOPIC_BYTES_MAX: Final = 65_536  # a topic with all its attributes; also the list of filter servers
 FILTER_SERVERS_MAX: Final = 256
 # RocketMQ TopicQueueMappingInfo, without currIdMap.
 MAPPING_FIELDS: Final = ("bname", "dirty", "epoch", "scope", "topic", "totalQueues")
@@ -59,7 +59,7 @@ _LENGTH: Final = Struct(">i")
 class Registration(msgspec.Struct, frozen=True):
     """One broker and its topics. ``acting_master`` is None for brokers that do not support it (4.x).
 
-    If ``complete``, ``topics`` are all it has; otherwise the broker registers only changed topics.
+    If ``complete``, ``topics`` are all topics of the broker; otherwise only the changed ones.
     """
 
     cluster: str
@@ -135,7 +135,7 @@ def _short(what: str, text: str) -> str:
 
 @final
 class _Table:
-    """The body, in any of its three formats."""
+    """The topic table in the body, read from any of the three formats."""
 
     def __init__(self, topics_max: int) -> None:
         self.version = Version()
@@ -240,7 +240,7 @@ def _mapping_info(fields: Mapping[str, object]) -> Mapping[str, object]:
 
 @final
 class _Texts:
-    """Reads i32 counts and texts with an i32 length from a deflated body; inflates only what is read."""
+    """Reads i32 counts and texts with an i32 length from a deflated body; inflates no more than needed."""
 
     __slots__ = ("_at", "_body", "_data", "_fed", "_inflated", "_inflater")
 
@@ -290,7 +290,7 @@ class _Texts:
         return False
 
     def read_to_end(self) -> Steps[None]:
-        """Inflate the rest, which newer brokers may add, to verify its checksum."""
+        """Inflate the remaining bytes, which newer brokers may add, to verify the checksum."""
         while self._inflate():
             self._at = len(self._data)
             yield

@@ -1,9 +1,8 @@
 """Routes, and the topics that brokers register: records and their JSON.
 
-A route lists the brokers of a topic with their addresses and numbers of queues (RocketMQ
-TopicRouteData). It is written in two dialects: with unquoted broker ids as keys,
-``{0:"10.0.0.1:10911"}``, for old clients, and as standard JSON for clients that request
-it. Both contain no blanks, because the Go client splits the text on commas and colons.
+A route lists the brokers of a topic with their addresses and numbers of queues (RocketMQ TopicRouteData). Old clients
+get it with unquoted broker ids as keys, ``{0:"10.0.0.1:10911"}``, clients that request it in standard JSON. Neither
+form contains blanks, because the Go client splits the text on commas and colons.
 """
 
 from collections.abc import Mapping
@@ -111,7 +110,7 @@ class TopicQueues(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class BrokerGroup:
-    """The brokers that share a name, by id; 0 is the master (RocketMQ BrokerData)."""
+    """The brokers with the same name, by id; 0 is the master (RocketMQ BrokerData)."""
 
     cluster: str
     name: str
@@ -138,7 +137,7 @@ class BrokerGroup:
 @final
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """Where a topic is: its queues, and its brokers by name.
+    """The route of a topic: its queues, and its brokers by name.
 
     ``order`` has the queues of an ordered topic, ``mappings`` those of a static topic by broker.
     """
@@ -159,7 +158,7 @@ class TopicRoute:
         )
 
     def write_queues(self, topic: str, queues_max: int = 1 << 30) -> list[MessageQueue]:
-        """Return the queues to send to: those of writable brokers that have a master.
+        """Return the queues to send to, all on writable brokers that have a master.
 
         An ordered topic has exactly the queues in its configuration (``brokerA:4;brokerB:4``).
         """
@@ -178,7 +177,7 @@ class TopicRoute:
         return group.addresses.get(MASTER_ID) if group is not None else None
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """Return the address of that broker id, or of any other id if it is absent."""
+        """Return the address of that broker id, or of any other id if there is none."""
         group = self.brokers.get(broker_name)
         addresses = group.addresses if group is not None else {}
         return addresses.get(broker_id) or next(iter(addresses.values()), None)

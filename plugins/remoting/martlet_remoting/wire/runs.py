@@ -1,4 +1,4 @@
-"""Runs: consecutive frequent requests of one read, which the handler can take together."""
+"""Runs: consecutive frequent requests of one read, which the handler can handle together."""
 
 from typing import TypeAlias, final
 
@@ -18,7 +18,7 @@ class SendRun:
     """Consecutive requests of one read that store messages: SEND_MESSAGE_V2 and END_TRANSACTION.
 
     The handler sets `taken` to the number of sends that it has handled, from the first one on, and handles all
-    `taken_ends`. The next send then follows as a `Command`. ``count`` is the number of sends, ``end`` the end of the
+    `taken_ends`. The next send then arrives as a `Command`. ``count`` is the number of sends, ``end`` is the end of the
     last frame.
     """
 
@@ -35,14 +35,14 @@ class SendRun:
         return len(self.sends) + len(self.ends)
 
     def taken_ends(self) -> list[End]:
-        """Return the ends of transactions before the first send that was not taken."""
+        """Return the ends of transactions before the first send that the handler has not taken."""
         if self.taken == len(self.sends):
             return self.ends
         limit = self.sends[self.taken][2]
         return [end for end in self.ends if end[1] < limit]
 
     def taken_to(self) -> int:
-        """Return where the last frame ends that was taken; 0 if none was."""
+        """Return the end of the last taken frame; 0 if none was taken."""
         if self.taken == len(self.sends):
             return self.end
         ends = self.taken_ends()
@@ -50,7 +50,7 @@ class SendRun:
         return max(last, ends[-1][1]) if ends else last
 
     def rest(self) -> "SendRun":
-        """Return the requests after the first send that was not taken."""
+        """Return the requests after the first send that the handler has not taken."""
         return SendRun(self.sends[self.taken + 1 :], self.ends[len(self.taken_ends()) :], self.end)
 
 
@@ -58,8 +58,8 @@ class SendRun:
 class AckRun:
     """Consecutive ACK_MESSAGE requests of one read.
 
-    The handler sets `taken` to the number that it has handled, from the first one on. The next one then follows as a
-    `Command`. ``end`` is the end of the last frame.
+    The handler sets `taken` to the number that it has handled, from the first one on. The next request then arrives as
+    a `Command`. ``end`` is the end of the last frame.
     """
 
     __slots__ = ("acks", "count", "end", "taken")
@@ -74,9 +74,9 @@ class AckRun:
         return len(self.acks)
 
     def taken_to(self) -> int:
-        """Return where the last frame ends that was taken; 0 if none was."""
+        """Return the end of the last taken frame; 0 if none was taken."""
         return self.acks[self.taken - 1][1] if self.taken else 0
 
     def rest(self) -> "AckRun":
-        """Return the requests after the first one that was not taken."""
+        """Return the requests after the first one that the handler has not taken."""
         return AckRun(self.acks[self.taken + 1 :])

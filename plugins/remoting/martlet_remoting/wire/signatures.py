@@ -28,7 +28,7 @@ class SigningKey(Struct, frozen=True):
     """The key with which a client signs its requests: *access_key* is its name, the broker knows the *secret* too.
 
     Raises:
-      ValueError: one of them is empty or cannot be encoded as UTF-8.
+      ValueError: one of the keys is empty or cannot be encoded as UTF-8.
     """
 
     access_key: str

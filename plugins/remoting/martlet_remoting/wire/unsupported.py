@@ -1,4 +1,4 @@
-"""The remark for a request that nothing here handles: RocketMQ's text, then for a known feature what to do instead."""
+"""The remark for a request that nothing here handles: RocketMQ's text, then a hint for a known feature."""
 
 from typing import Final
 

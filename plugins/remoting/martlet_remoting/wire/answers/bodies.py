@@ -1,4 +1,4 @@
-"""Reads JSON bodies from brokers: the needed fields, or an error that names the missing one."""
+"""Reads JSON bodies from brokers: returns the needed fields, or raises an error that names the missing one."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -68,7 +68,7 @@ def text(fields: Fields, name: str, default: str | None = None) -> str:
 
 
 def integer(fields: Fields, name: str, default: int | None = None) -> int:
-    """Return a number field; C++ clients send some of them as text."""
+    """Return a number field; C++ clients send some numbers as text."""
     value = fields.get(name)
     if value is None and default is not None:
         return default
@@ -83,7 +83,7 @@ def integer(fields: Fields, name: str, default: int | None = None) -> int:
 
 
 def objects(fields: Fields, name: str) -> list[Fields]:
-    """Return a list of objects; empty if it is absent or null."""
+    """Return a field that is a list of objects; empty if the field is absent or null."""
     value = fields.get(name)
     if value is None:
         return []
@@ -93,7 +93,7 @@ def objects(fields: Fields, name: str) -> list[Fields]:
 
 
 def texts(fields: Fields, name: str) -> list[str]:
-    """Return a list of texts; absent and null are empty."""
+    """Return a field that is a list of texts; empty if the field is absent or null."""
     value = fields.get(name)
     if value is None:
         return []
@@ -103,7 +103,7 @@ def texts(fields: Fields, name: str) -> list[str]:
 
 
 def mapping(fields: Fields, name: str) -> Fields:
-    """Return an object field; absent and null are empty."""
+    """Return a field that is an object; empty if the field is absent or null."""
     value = fields.get(name)
     if value is None:
         return {}
@@ -129,15 +129,15 @@ def as_queue(value: object) -> MessageQueue:
 
 
 def queues(fields: Fields, name: str) -> list[MessageQueue]:
-    """Return a list of message queues; absent and null are empty."""
+    """Return a field that is a list of message queues; empty if the field is absent or null."""
     return [as_queue(item) for item in objects(fields, name)]
 
 
 def queue_map(value: object) -> dict[MessageQueue, object]:
     """Return a map by message queue from any of its three spellings.
 
-    These are object keys (Java), ``[[queue, value], ...]`` (Go) and a list of objects
-    with an ``offset`` beside the queue's fields (for C++).
+    The spellings are object keys (Java), ``[[queue, value], ...]`` (Go) and a list of objects with an ``offset`` beside
+    the queue's fields (for C++).
     """
     if value is None:
         return {}

@@ -1,4 +1,4 @@
-"""The errors of the client, each with the fields that a caller needs to react."""
+"""Errors of the client, each with the fields that a caller needs to react."""
 
 from collections.abc import Iterator, Sequence
 from typing import final
@@ -43,12 +43,12 @@ class BrokerError(ClientError):
 
 @final
 class BadAddress(ClientError, ValueError):
-    """The address of a name server or broker is not ``host:port``; the text shows it. It is a `ValueError`, too."""
+    """The address of a name server or broker is not ``host:port``; the text shows it. Also a `ValueError`."""
 
 
 @final
 class BadAnswer(ClientError):
-    """A broker or name server sent a malformed answer; the text says which part."""
+    """A broker or name server sent a malformed answer; the text names the malformed part."""
 
 
 @final
@@ -62,7 +62,7 @@ class ConnectionLost(ClientError):
 
     @property
     def was_not_opened(self) -> bool:
-        """Whether there was no connection, so that nothing was sent."""
+        """Whether the connection could not be opened, so that nothing was sent."""
         return self.why.startswith(("cannot be opened", "was not opened"))
 
 
@@ -112,12 +112,12 @@ class NoReply(ClientError):
 
 @final
 class ClientClosed(ClientError):
-    """The client is not open: used before, or after, its ``with`` block."""
+    """The client is not open: the call came before or after its ``with`` block."""
 
 
 @final
 class Attempt:
-    """One attempt to send: the ``queue`` it went to, and the ``error`` it ended with."""
+    """One attempt to send: its target ``queue``, and the ``error`` that ended it."""
 
     __slots__ = ("error", "queue")
 
@@ -131,7 +131,7 @@ class Attempt:
 
 @final
 class SendFailed(ClientError):
-    """No attempt to send a message succeeded; ``attempts`` has each, and the last one's error is the cause."""
+    """No attempt to send a message succeeded; ``attempts`` has all of them, and the cause is the last one's error."""
 
     def __init__(self, topic: str, attempts: tuple[Attempt, ...]) -> None:
         tried = "; ".join(_summaries(attempts)) or "the time was up before the first"

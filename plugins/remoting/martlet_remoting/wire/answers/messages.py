@@ -17,7 +17,7 @@ RETRY_TOPIC: Final = "RETRY_TOPIC"
 
 
 def offset_message_id(store_host: bytes, position: int) -> str:
-    """Return the id that contains a broker's address and a position in its log."""
+    """Return the offset message id: it contains a broker's address and a position in its log."""
     return (store_host + position.to_bytes(8, "big")).hex().upper()
 
 
@@ -25,7 +25,7 @@ def parse_message_id(message_id: str) -> tuple[str, int]:
     """Return the broker address and the log position in an offset message id.
 
     Raises:
-      ValueError: it is not such an id; a unique key looks similar but has no position.
+      ValueError: the text is no offset message id; a unique key looks similar but has no position.
     """
     if len(message_id) not in (32, 56):
         raise ValueError(f"message id {message_id!r} is not an offset message id; these have 32 or 56 characters")
@@ -48,10 +48,10 @@ def host_text(host: bytes) -> str:
 class ReceivedMessage:
     """A message as a consumer gets it.
 
-    ``body`` is decompressed. ``topic`` is the one it was sent to, while a retry is read from another ``queue``.
-    ``message_id`` is the producer's unique key and stays the same in every delivery; ``reconsume_times`` counts
-    failed deliveries. ``position`` and ``store_bytes`` are the place and the size of the record in the broker's log.
-    Times ending in ``_ms`` are milliseconds since 1970.
+    ``body`` is decompressed. ``topic`` is the topic it was sent to, also for a retry, whose ``queue`` belongs to
+    another topic. ``message_id`` is the producer's unique key and stays the same in every delivery; ``reconsume_times``
+    counts failed deliveries. ``position`` and ``store_bytes`` are the place and the size of the record in the broker's
+    log. Times ending in ``_ms`` are milliseconds since 1970.
     """
 
     topic: str
@@ -77,7 +77,7 @@ class ReceivedMessage:
 @final
 @dataclass(frozen=True, slots=True)
 class DamagedMessage:
-    """A record whose body does not match its checksum, or cannot be decompressed; ``text`` says which."""
+    """A record whose body does not match its checksum, or cannot be decompressed; ``text`` has the reason."""
 
     queue: MessageQueue
     queue_offset: int
@@ -87,7 +87,7 @@ class DamagedMessage:
 
 
 def received(record: Record, broker_name: str) -> ReceivedMessage | DamagedMessage:
-    """Return *record* as a consumer sees it; a `DamagedMessage` if its body is not what the producer sent."""
+    """Return *record* as a consumer sees it; a `DamagedMessage` if its body differs from the one that was sent."""
     queue = MessageQueue(record.topic, broker_name, record.queue_id)
     properties = decode_properties(record.properties)
     text = ""
