@@ -1,4 +1,4 @@
-"""Opens outgoing connections, with TLS if configured, and explains why that failed."""
+"""Opens outgoing connections, with TLS if configured, and explains failures."""
 
 import logging
 import os
@@ -57,7 +57,7 @@ class NameServerDialer:
 
 
 async def encrypted(stream: trio.abc.Stream, context: ssl.SSLContext, host: str) -> trio.abc.Stream:
-    """Do a TLS handshake on *stream* to *host*; return the encrypted stream. Closes *stream* on failure."""
+    """Return *stream* to *host*, encrypted after a TLS handshake. Closes *stream* on failure."""
     outer = trio.SSLStream(stream, context, server_hostname=host)
     try:
         await outer.do_handshake()
@@ -69,7 +69,7 @@ async def encrypted(stream: trio.abc.Stream, context: ssl.SSLContext, host: str)
 
 
 def why_not_opened(error: Exception) -> str:
-    """Return why a connection could not be opened; trio puts the TLS error into the cause."""
+    """Return the reason why a connection could not be opened; trio puts the TLS error into the cause."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate was rejected: {cause.verify_message}"

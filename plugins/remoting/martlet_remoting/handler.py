@@ -1,8 +1,8 @@
-"""Dispatches the commands of a connection: requests to their handlers, answers to the requests that we sent.
+"""Dispatches the commands of a connection: requests to their handlers, answers to the broker's own requests.
 
 Nearly all requests are handled immediately. A handler that takes more than a few milliseconds is a generator and
-continues in slices (`martlet.runtime.steps`). Waiting pulls and requests to clients are finished later: by other
-commands, by the store's watchers and by `Timeouts`.
+continues in slices (`martlet.runtime.steps`). Waiting pulls and requests to clients finish later: by other commands, by
+the store's watchers and by `Timeouts`.
 """
 
 from collections.abc import Awaitable, Generator
@@ -61,7 +61,7 @@ TABLE: Final[dict[int, Handle]] = {
 # The VIP port is for requests that must not wait behind pulls; clients never pull there.
 WAITING: Final = frozenset((*pull.TABLE.values(), *pops.TABLE.values(), *bulk.TABLE.values()))
 FAST_TABLE: Final[dict[int, Handle]] = {code: handle for code, handle in TABLE.items() if handle not in WAITING}
-# Read-only requests that may take long: the connection's further requests are handled in the meantime.
+# Read-only requests that may take long: further requests of the connection are handled in the meantime.
 BESIDE: Final = frozenset(
     (
         RequestCode.GET_BROKER_CONSUME_STATS,
@@ -73,12 +73,12 @@ BESIDE: Final = frozenset(
     )
 )
 
-# How long a request waits for a rebuild: longer than most rebuilds take, shorter than clients wait.
+# The time for which a request waits for a rebuild: longer than most rebuilds, shorter than clients' timeouts.
 READY_WAIT_S: Final = 5.0
-# The types of a frame. Python evaluates `bytes | list` at each call, this once.
+# The types of a frame, as a constant: `isinstance(frame, bytes | list)` would make the union at each call.
 FRAMES: Final = (bytes, list)
-# Requests in runs after which others have their turn: each takes 4 to 12 us, and a read can bring 2,000. With so many
-# a turn of the event loop takes 3 to 6 ms.
+# Requests in runs after which other connections have their turn: a request takes 4 to 12 us, and one read can have
+# 2,000. With this limit a turn of the event loop takes 3 to 6 ms.
 REQUESTS_A_TURN: Final = 512
 
 
@@ -92,14 +92,14 @@ class RemotingHandler:
         self.context = RequestContext(state, peer, fast=fast)
         self._authentication = state.broker.authentication if state.broker.authentication.authenticators else None
         self._table = FAST_TABLE if fast else TABLE
-        self._taken = 0  # requests in runs since others had their turn
+        self._taken = 0  # requests in runs since other connections had their turn
         connection.waiting = self.context
         # A signature covers fields that runs do not read.
         connection.takes_runs = self._authentication is None
         state.contexts[self.context] = None
 
     def handle(self, event: Command | SendRun | AckRun) -> Awaitable[None] | None:
-        """Handle a request, or the answer to a request of ours; return an awaitable that finishes a long request."""
+        """Handle a request, or an answer to the broker's own; return an awaitable that finishes a long request."""
         context = self.context
         if isinstance(event, SendRun):
             if event.sends:
@@ -138,7 +138,7 @@ class RemotingHandler:
         return None
 
     def _give_turn_after(self, requests: int) -> Awaitable[None] | None:
-        """Count *requests* in a run; after very many, return an awaitable that lets others have their turn."""
+        """Count *requests* in a run; after very many, return an awaitable that waits for this connection's turn."""
         self._taken += requests
         if self._taken < REQUESTS_A_TURN:
             return None
@@ -146,7 +146,7 @@ class RemotingHandler:
         return self.context.state.broker.turns.wait()
 
     def _end_run(self, run: SendRun) -> None:
-        """End transactions together, then the unusual ones one by one; no client waits for their answers."""
+        """End transactions together, then unusual ones one by one; no client waits for the answers."""
         for command in transactions.end_run(self.context, [head for head, _ in run.taken_ends()]):
             finish = self.handle(command)
             if finish is not None:
@@ -174,7 +174,7 @@ class RemotingHandler:
         return self._finish(command, rest)
 
     async def _finish(self, command: Command, answer: Answer | NotReady) -> None:
-        """Answer *command*; if that needs a rebuild, handle it again afterwards."""
+        """Finish and answer *command*; if its handler needs a rebuild, handle *command* again after the rebuild."""
         try:
             try:
                 frame = await self._frame(answer)
@@ -213,7 +213,7 @@ class RemotingHandler:
         )
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes:
-        """Return refusals to replace *answer*, the answers to requests whose messages could not be stored."""
+        """Return refusals that replace *answer*, the answers to requests whose messages could not be stored."""
         frames, state = FrameBuffer(), self.context.state
         frames.receive_data(bytes(answer))
         return b"".join(
@@ -231,7 +231,7 @@ class RemotingHandler:
             bulk.collect(self.context, budget_bytes)
 
     def closed(self, reason: str) -> None:
-        """The connection is gone."""
+        """Clean up after the connection has closed."""
         self.context.closed()
 
 

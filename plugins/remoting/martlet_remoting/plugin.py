@@ -63,7 +63,7 @@ class RemotingPlugin(Hooks):
 
     @property
     def state(self) -> RemotingState:
-        """The state shared by all connections; exists once there is a broker."""
+        """The state shared by all connections; available once there is a broker."""
         assert self._state is not None
         return self._state
 
@@ -100,7 +100,7 @@ class RemotingPlugin(Hooks):
         return protocols
 
     def _find_vip(self) -> str:
-        """Return the address of the VIP port, now that the main port has a number."""
+        """Return the address of the VIP port; call it once the main port is bound."""
         return _vip_of(self.addresses["remoting"])
 
     def _protocol(self, name: str, listen: str, *, fast: bool) -> Protocol:
@@ -125,7 +125,7 @@ class RemotingPlugin(Hooks):
         )
 
     def _announce(self, address: str) -> None:
-        """Use *address*, now that the port is bound, as the store host of records and for the name servers."""
+        """Set *address* of the bound port as the store host of records, and register it with the name servers."""
         state = self.state
         host, port = split_address(address)
         state.set_store_host(_store_host(state.broker.config.advertise or host, host, port))
@@ -138,7 +138,7 @@ class RemotingPlugin(Hooks):
     def _planned_queues(self, topic: str) -> TopicQueues | None:
         """Return the queues that the retry topic *topic* will have; None if the next heartbeat will not create it.
 
-        It creates nothing: a name server does not know who asks, and a tool asks for deleted and mistyped names too.
+        Creates no topic: a name server does not know its requester, and tools request deleted and mistyped names too.
         """
         name, broker = topic.removeprefix(RETRY_PREFIX), self.state.broker
         if name == topic or self._stopping:
@@ -161,7 +161,7 @@ class RemotingPlugin(Hooks):
         return [self._revived.run, self._introduce, self._scan, self._registrar.run, *runs]
 
     async def _introduce(self) -> None:
-        """Log the setting that clients need, and the address that they then get from the name server."""
+        """Log the setting that clients need, and the broker address that the name server will return to them."""
         registrar = self._registrar
         assert registrar is not None
         host, _ = split_address(registrar.address)
@@ -197,7 +197,7 @@ class RemotingPlugin(Hooks):
 
     def martlet_commands(self) -> Sequence[Subcommand]:
         from martlet_remoting.commands import (
-            COMMANDS,  # imported here because a running broker does not need the client
+            COMMANDS,  # imported here, because a running broker does not need the client
         )
 
         return COMMANDS

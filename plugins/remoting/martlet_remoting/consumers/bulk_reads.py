@@ -1,4 +1,4 @@
-"""Bulk reads in progress: requests that are answered by many frames, for readers of whole topics.
+"""Bulk reads in progress: requests of readers of whole topics, each answered by many frames.
 
 A read is a few numbers. It is ready, waits for a worker thread to read records from the disk, or waits at the end of
 its queue for a record. `handlers/bulk.py` sends frames of ready reads while the socket has room.
@@ -18,7 +18,7 @@ from martlet_remoting.consumers.timeouts import Timeouts
 
 __all__ = ["BulkRead", "BulkReads", "PendingBulkReads"]
 
-CHARS_OF_A_READ: Final = 2048  # of an expression; a read with a longer one counts as several
+CHARS_OF_A_READ: Final = 2048  # of an expression; a read with a longer expression counts as several
 
 
 @final
@@ -63,10 +63,10 @@ class BulkRead:
         self.offset = offset
         self.end = end
         self.credit_bytes = credit_bytes
-        self.wait_s = wait_s  # how long it may still wait for the first record; 0 once it has waited
+        self.wait_s = wait_s  # remaining time to wait for the first record; 0 once the read has waited
         self.selection = selection
         self.care = care
-        self.lost: list[tuple[int, int]] = []  # ranges of offsets that could not be read since the last frame
+        self.lost: list[tuple[int, int]] = []  # ranges of offsets found unreadable since the last frame
         self.weight = 1 + expression_chars // CHARS_OF_A_READ
 
     def expire(self) -> None:
@@ -83,10 +83,10 @@ class PendingBulkReads:
         self.reader = QueueReader(reads.store.readers, self._was_read, ahead_max=1)
         self.ready: deque[BulkRead] = deque()
         self.unfinished: dict[BulkRead, None] = {}
-        self.weight = 0  # of the unfinished ones
+        self.weight = 0  # of the unfinished reads
 
     def queue_up(self, read: BulkRead) -> None:
-        """Add *read* to those that continue at the next collect, after what others wait for."""
+        """Queue *read*, last, to continue at the next collect."""
         self.ready.append(read)
         self.peer.wake_last()
 
@@ -97,11 +97,11 @@ class PendingBulkReads:
 
 @final
 class BulkReads:
-    """The bulk reads of all connections, and those of them that wait for a record.
+    """The bulk reads of all connections, and the reads among them that wait for a record.
 
     Args:
       now: returns the time of `Timeouts`.
-      weight_max: the total weight of unfinished ones, *peer_max* of one connection.
+      weight_max: limit of the total weight of unfinished reads; *peer_max* is the limit of one connection.
     """
 
     def __init__(
@@ -114,20 +114,20 @@ class BulkReads:
         self._now = now
         self._weight_max = weight_max
         self._peer_max = peer_max
-        self._pending: dict[PendingBulkReads, None] = {}  # those with unfinished reads
-        self._fullest = 0  # no connection has more; it may be too high
+        self._pending: dict[PendingBulkReads, None] = {}  # connections with unfinished reads
+        self._fullest = 0  # upper bound of a connection's weight; may be too high
         self._waiting: dict[Queue, dict[BulkRead, None]] = {}
         self._stopping = False
 
     def begin(self, read: BulkRead, refuse: Callable[[BulkRead], None]) -> None:
-        """Begin *read*, which continues at the next collect of its connection.
+        """Begin *read*, to continue at the next collect of its connection.
 
-        If too many are unfinished, the connection with the most gives up half of its reads, the newest, unless this
-        one would then have as many: connections that never read cannot keep others from reading. *refuse* is called
-        with each of these reads.
+        If too many reads are unfinished, the connection with the most loses the newest half of its reads, unless this
+        connection would then have as many: connections that never read cannot keep others from reading. *refuse* is
+        called with each of these reads.
 
         Raises:
-          Refused: too many are unfinished (BUSY).
+          Refused: too many reads are unfinished (BUSY).
         """
         pending = read.pending
         if pending.weight + read.weight > self._peer_max:
@@ -142,15 +142,15 @@ class BulkReads:
         pending.queue_up(read)
 
     def refusal(self) -> Refused:
-        """Return the reason for refusing reads that made room for others."""
+        """Return the reason for refusing reads that were removed to make room for others."""
         text = f"{self.count} bulk reads are unfinished; remoting.bulk_reads_max is {self._weight_max}"
         return Refused(Reason.BUSY, text)
 
     def _make_room(self, weight: int) -> list[BulkRead]:
-        """Take reads from the connection with the most, if it has more than *weight*.
+        """Remove reads of the connection with the most, if it has more than *weight*.
 
         Raises:
-          Refused: it has not.
+          Refused: no connection has more than *weight*.
         """
         fullest = max(self._pending, key=_weight, default=None) if self._fullest > weight else None
         if fullest is not None:
@@ -180,7 +180,7 @@ class BulkReads:
             self._count_for(read.pending, -read.weight)
 
     def _forget(self, read: BulkRead) -> None:
-        """End *read*, whatever it waits for."""
+        """End *read* in any state."""
         waiting = self._waiting.get(read.queue)
         if waiting is not None and waiting.pop(read, read) is None:
             self._timeouts.give_up(read)
@@ -194,7 +194,7 @@ class BulkReads:
         return self.store.readers.end_offset(queue)
 
     def may_wait(self, read: BulkRead) -> bool:
-        """Whether *read*, which found the end of its queue, waits for a record."""
+        """Return whether *read*, which is at the end of its queue, may wait for a record."""
         return read.wait_s > 0 and not self._stopping
 
     def wait(self, read: BulkRead) -> None:
@@ -228,13 +228,13 @@ class BulkReads:
             unwatch(queue, self._arrived)
 
     def end_waits(self) -> None:
-        """At shutdown and after a topic was deleted: let all reads that wait continue."""
+        """Let all waiting reads continue: at shutdown, and after a topic was deleted."""
         for waiting in self._waiting.values():
             for read in list(waiting):
                 self.end_wait(read)
 
     def stop(self) -> None:
-        """Let no read wait any more."""
+        """Let all waiting reads continue, and let no read wait from now on."""
         self._stopping = True
         self.end_waits()
 

@@ -1,9 +1,9 @@
-"""Limits how many bytes a consumer group reads far behind the tail, where records come from the disk.
+"""Limits the bytes that a consumer group reads far behind the tail, where records come from the disk.
 
 A group that starts again after days reads the whole backlog as fast as its clients take it, and the disk is then busy
 for everybody. An administrator can set a limit for such a group (RocketMQ's updateColdDataFlowCtrGroupConfig), which
-holds until the broker stops. As in RocketMQ it counts in windows of 5 s (ColdDataCgCtrService), and a pull over the
-limit is refused with SYSTEM_BUSY; Java clients then pull again after 3 s.
+holds until the broker stops. As in RocketMQ, bytes are counted in windows of 5 s (ColdDataCgCtrService), and a pull
+over the limit is refused with SYSTEM_BUSY; Java clients then pull again after 3 s.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class _Reads:
 
 @final
 class ColdReads:
-    """The limits, and what each group has read from the disk in the current window."""
+    """The limits, and the bytes that each group has read from the disk in the current window."""
 
     def __init__(self, now: Callable[[], float], now_ms: Callable[[], int]) -> None:
         self.limits: dict[str, int] = {}  # group -> bytes per window
@@ -37,7 +37,7 @@ class ColdReads:
         self._now = now
         self._now_ms = now_ms
         self._reads: dict[str, _Reads] = {}
-        self._end = 0.0  # of the current window
+        self._end = 0.0  # end of the current window
 
     def check(self, group: str) -> None:
         """Refuse a read of *group* from the disk (BUSY) if it has reached its limit."""

@@ -7,7 +7,7 @@ __all__ = ["RequestCounters"]
 
 @final
 class RequestCounters:
-    """Requests handled and refused since the broker started, and when and at which log position that was."""
+    """Numbers of requests handled and refused since the broker started, and time and log position of the start."""
 
     def __init__(self, started_ms: int, started_position: int) -> None:
         self.started_ms: Final = started_ms

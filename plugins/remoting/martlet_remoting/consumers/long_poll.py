@@ -1,17 +1,17 @@
-"""Long polling: pulls that found nothing wait here until a record arrives, they expire, or the broker stops.
+"""Long polling: pulls that found no record wait here until one arrives, they expire, or the broker stops.
 
-A held pull is a few numbers. A new record moves those pulls of its queue that may match to the
-``ready`` queue of their connections and wakes the connections. A connection's next collect reads
-again and answers the pull, or parks it again if no record matches. Pulls for a few tags are found
-by the tag codes of the queue's entries, so a record of another tag costs them nothing. A pull whose
-next record is still delayed (`retries`) waits for a point in time instead of a record.
+A held pull is a few numbers. A new record moves the pulls of its queue that may match to the ``ready`` queues of their
+connections and wakes the connections. A connection's next collect reads again and answers the pull, or parks it again
+if no record matches. Pulls for a few tags are found by the tag codes of the queue's entries, so a record of another tag
+does not touch them. A pull whose next record is still delayed (`retries`) waits for a point in time instead of a
+record.
 
-When `parked_max` pulls wait and another one arrives, connections with the largest shares give up some of theirs. A
-connection's share is its number of pulls times that of its address. So neither a connection with many pulls nor an
-address with many connections keeps others from waiting, and connections of one address get fair shares.
+When `parked_max` pulls wait and another one arrives, connections with the largest shares lose some pulls. A
+connection's share is its number of pulls times the number of its address. So neither a connection with many pulls nor
+an address with many connections keeps others from waiting, and connections of one address get fair shares.
 
-A hundred thousand pulls may wait for one queue. If a record concerns more of them than can be woken at once, all pulls
-of the queue are checked, some in each turn of the event loop, longest waiting first.
+A hundred thousand pulls may wait for one queue. If a record concerns more pulls than can be woken at once, all pulls of
+the queue are checked, some in each turn of the event loop, longest waiting first.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ __all__ = ["ParkedPulls", "PendingPulls", "Pull"]
 # Make room for several pulls at once, so that few pulls trigger a search for the largest shares.
 ROOM: Final = 256
 GIVERS: Final = 64
-PART: Final = 4  # a connection gives up a quarter of its pulls at once
+PART: Final = 4  # a connection loses a quarter of its pulls at once
 # An expression is held as a set of tags or a predicate: 1.6 kB for this many characters, slightly more than a pull.
 CHARS_OF_A_PULL: Final = 64
 # Every record wakes a pull with more tags than this: table entries for all its tags would take more memory than the
@@ -87,27 +87,27 @@ class Pull:
         grant: ConsumeGrant,
     ) -> None:
         self.bucket = -1
-        self.counted = False  # whether `ParkedPulls` counts it as waiting
+        self.counted = False  # whether `ParkedPulls` counts the pull as waiting
         self.pending = pending
         self.opaque = opaque
         self.group = group
         self.queue = queue
         self.asked_offset = offset
-        self.offset = offset  # where to continue; past *asked_offset* if the records between were filtered out
+        self.offset = offset  # next offset to read; past *asked_offset* if the records between were filtered out
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.selection = wanted
         self.gate = gate  # checked again before a held pull is answered
         self.grant = grant
         self.own_filter = False  # the request has its own filter; the group's heartbeats do not apply
-        self.far = False  # its records come from the disk
+        self.far = False  # the pull's records come from the disk
         self.retries = False  # the topic is the group's retry topic, whose messages are delayed
-        self.weight = 1  # how many pulls it counts as, by the memory it uses
+        self.weight = 1  # number of pulls that it counts as, by its memory
         self.suspend_until = 0.0  # trio.current_time; 0 for a pull that may not wait
-        self.last = True  # it must be answered now, with or without records
+        self.last = True  # the pull must be answered now, with or without records
 
     def bring_filter(self, expression: str) -> None:
-        """Note that the pull has its own filter of *expression*, which uses memory."""
+        """Set the pull's own filter: *expression* adds to its weight."""
         self.own_filter = True
         self.weight = 1 + len(expression) // CHARS_OF_A_PULL
 
@@ -118,7 +118,7 @@ class Pull:
 
 @final
 class PendingPulls:
-    """The pulls of one connection: held ones, and those to answer at the next collect."""
+    """The pulls of one connection: held ones, and ready ones, to answer at the next collect."""
 
     def __init__(self, peer: Peer, limit: int, store: Store) -> None:
         self._limit = limit
@@ -128,7 +128,7 @@ class PendingPulls:
         self.waiting = 0  # total weight of the pulls that are held, ready or being read
         self.held: dict[Pull, ParkedPulls] = {}
         self.ready: deque[Pull] = deque()
-        self.reading: dict[Pull, None] = {}  # far behind the tail; waiting for the reader
+        self.reading: dict[Pull, None] = {}  # pulls far behind the tail that wait for the reader
 
     def check_room(self, pull: Pull) -> None:
         """Raise `Refused` (BUSY) if too many pulls of this connection wait already."""
@@ -137,7 +137,7 @@ class PendingPulls:
             raise Refused(Reason.BUSY, text)
 
     def queue_up(self, pull: Pull) -> None:
-        """Add *pull* to those to answer at the next collect, and wake the connection."""
+        """Queue *pull* for an answer at the next collect, and wake the connection."""
         self.ready.append(pull)
         self.peer.wake()
 
@@ -147,14 +147,14 @@ class PendingPulls:
         self.queue_up(place)
 
     def expire(self, pull: Pull) -> None:
-        """Queue *pull*, whose time is over, for an answer; one that is no longer held is queued already."""
+        """Queue the expired *pull* for an answer; a pull that is no longer held is queued already."""
         parked = self.held.get(pull)
         if parked is not None:
             parked.take(pull)
             self.queue_up(pull)
 
     def take_one(self) -> Pull:
-        """Remove and return a pull: the one held for longest, or if none is held, one being read or ready."""
+        """Remove and return a pull: the one held longest, or if none is held, one being read or ready."""
         for pull, parked in self.held.items():
             parked.take(pull)
             return pull
@@ -182,9 +182,9 @@ class _Pause:
 
 @final
 class _Held:
-    """The pulls of one queue that wait for a record; those for a few tags are found by tag code.
+    """The pulls of one queue that wait for a record; pulls for a few tags are found by tag code.
 
-    All records before offset *matched* were compared, so pulls continue there.
+    All records before offset *matched* were compared with the pulls, so pulls continue there.
     """
 
     __slots__ = ("_by_code", "_others", "matched", "pulls")
@@ -205,7 +205,7 @@ class _Held:
                 self._by_code.setdefault(code, {})[pull] = None
 
     def remove(self, pull: Pull) -> None:
-        """Remove *pull*; it continues after the records that did not match."""
+        """Remove *pull*, and let it continue after the records that did not match."""
         del self.pulls[pull]
         codes = _matched_codes(pull)
         if codes is None:
@@ -219,7 +219,7 @@ class _Held:
         pull.offset = max(pull.offset, self.matched)
 
     def find(self, codes: set[int] | None) -> list[Pull] | None:
-        """Return the pulls that records with *codes* may match, all if *codes* is None; None if they are too many."""
+        """Return the pulls that records with *codes* may match, all if *codes* is None; None if there are too many."""
         if codes is None:
             return list(self.pulls) if len(self.pulls) <= RELEASED_A_TURN else None
         tables = [self._others, *[self._by_code[code] for code in codes & self._by_code.keys()]]
@@ -243,12 +243,12 @@ class ParkedPulls:
         self._timeouts = timeouts
         self._limit = limit
         self._waiting: dict[Queue, _Held] = {}
-        # How many pulls of a queue, those that waited longest, are still to look again.
+        # Queue -> number of its pulls, longest waiting first, that are still to read again.
         self._releasing: dict[_Held, int] = {}
         self._more_to_release = trio.Event()
         self._paused: dict[Queue, _Pause] = {}
         self._count = 0
-        self._pending: dict[PendingPulls, None] = {}  # those with waiting pulls
+        self._pending: dict[PendingPulls, None] = {}  # connections with waiting pulls
         self._by_origin: dict[bytes, int] = {}
         self.waiting = 0
         self.given_up = 0
@@ -268,7 +268,7 @@ class ParkedPulls:
         return gave_way
 
     def refusal(self) -> Refused:
-        """Return the reason for refusing pulls that made room for others."""
+        """Return the reason for refusing pulls that were removed to make room for others."""
         return Refused(Reason.BUSY, f"too many pulls wait on this broker; remoting.parked_max is {self._limit}")
 
     def _count_for(self, pending: PendingPulls, change: int) -> None:
@@ -288,7 +288,7 @@ class ParkedPulls:
         return pending.waiting * self._by_origin[pending.origin]
 
     def _make_room(self) -> list[Pull]:
-        """Take pulls from the connections with the largest shares, but none from shares below half the largest."""
+        """Remove pulls of the connections with the largest shares, but none of shares below half the largest."""
         goal = self.waiting - max(1, self._limit // ROOM)
         found: list[Pull] = []
         largest = nlargest(GIVERS, self._pending, key=self._share)
@@ -347,11 +347,11 @@ class ParkedPulls:
             pulls = held.find(codes_between(self._store, queue, start, end))
             self._release(held, pulls)
             if pulls is None:
-                return  # those that are not released yet have not seen these records
+                return  # pulls that are not released yet have not seen these records
         held.matched = max(start, end)
 
     def _release(self, held: _Held, pulls: list[Pull] | None) -> None:
-        """Let *pulls* look again; None for all, of which `run` takes some in each turn of the loop."""
+        """Let *pulls* read again; None for all, some in each turn of the event loop by `run`."""
         if pulls is None:
             self._releasing[held] = len(held.pulls)
             self._more_to_release.set()
@@ -361,7 +361,7 @@ class ParkedPulls:
         self._queue_up(pulls)
 
     async def run(self) -> None:
-        """Let the many pulls of one queue look again, until cancelled."""
+        """Let the many pulls of one queue read again, some per turn of the event loop, until cancelled."""
         while True:
             await self._more_to_release.wait()
             self._more_to_release = trio.Event()
@@ -371,20 +371,20 @@ class ParkedPulls:
 
     @property
     def is_releasing(self) -> bool:
-        """Whether pulls of a queue are still to look again."""
+        """Whether pulls of a queue are still to be released."""
         return bool(self._releasing)
 
     def release_some(self) -> None:
-        """Let some of those pulls look again that are to."""
+        """Release some of the pulls that are still to be released."""
         held, left = next(iter(self._releasing.items()))
         pulls = list(islice(held.pulls, min(left, RELEASED_A_TURN)))
-        del self._releasing[held]  # and after the others again
+        del self._releasing[held]  # and add the queue again, after the others
         if left > len(pulls) > 0:
             self._releasing[held] = left - len(pulls)
         self._release(held, pulls)
 
     def resume(self, queue: Queue) -> None:
-        """Let the pulls of *queue* that wait for a point in time read again."""
+        """Let the pulls of *queue* that wait for a point in time read again now."""
         pause = self._paused.pop(queue, None)
         if pause is not None:
             self._timeouts.give_up(pause)
@@ -425,7 +425,7 @@ class ParkedPulls:
         pull.pending.held.pop(pull, None)
 
     def done(self, pull: Pull) -> None:
-        """Note that *pull* was answered: it no longer counts as waiting and cannot expire."""
+        """Settle the answered *pull*: it no longer counts as waiting and cannot expire."""
         if pull.counted:
             pull.counted = False
             self._count_for(pull.pending, -pull.weight)
@@ -452,7 +452,7 @@ class ParkedPulls:
             unwatch(queue, self._arrived)
 
     def answer_all(self) -> None:
-        """At shutdown: answer every held pull now, and hold no more."""
+        """Answer every held pull now, and hold no more: at shutdown."""
         self.stopping = True
         tables = [held.pulls for held in self._waiting.values()] + [pause.pulls for pause in self._paused.values()]
         for pulls in tables:

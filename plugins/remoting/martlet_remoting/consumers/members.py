@@ -64,7 +64,7 @@ class ClientConnection(Protocol):
     def ask(
         self, code: int, ext: Mapping[str, object], body: bytes, answered: Callable[[Command | None], None]
     ) -> None:
-        """Send a request; *answered* gets the client's answer, or None if none arrives in time."""
+        """Send a request; *answered* is called with the client's answer, or None if no answer arrives in time."""
         ...
 
 
@@ -82,7 +82,7 @@ class RegisteredClient:
         self.language = language
         self.version = version
         self.seen = seen  # trio.current_time of the last heartbeat
-        self.seen_ms = seen_ms  # the same by the wall clock, for people
+        self.seen_ms = seen_ms  # the same time by the wall clock, for people
 
 
 @final
@@ -108,7 +108,7 @@ class ConsumerGroup:
         self.model = CLUSTERING
         self.from_where = "CONSUME_FROM_LAST_OFFSET"
         self.subscriptions: dict[str, GroupSubscription] = {}
-        self.weight = 0  # of the subscriptions
+        self.weight = 0  # sum over the subscriptions
         self.members: dict[ClientConnection, RegisteredClient] = {}
         self.fingerprint: int | None = None
         # Caches, reset when a member joins or leaves.
@@ -154,7 +154,7 @@ class ConsumerGroup:
 
 @final
 class _Joined:
-    """The groups of one connection, and how many characters of subscriptions it has in each and in total."""
+    """The groups of one connection, and its characters of subscriptions per group and in total."""
 
     __slots__ = ("chars", "groups")
 
@@ -193,7 +193,7 @@ class Members:
         return self.consumers.get(name)
 
     def broadcasting_on(self, topic: str) -> str:
-        """Return which group consumes *topic* by broadcasting, whose members keep their offsets; empty if none does."""
+        """Return the group that consumes *topic* by broadcasting, with offsets at its members; empty if none."""
         for name, group in self.consumers.items():
             if group.model == BROADCASTING and topic in group.subscriptions:
                 return f"broadcasting group {name}"
@@ -220,7 +220,7 @@ class Members:
         return group
 
     def enter(self, group: ConsumerGroup, member: RegisteredClient) -> bool:
-        """Add *member* to *group*; return whether it is new or has a new client id."""
+        """Add *member* to *group*; return whether the member is new or has a new client id."""
         old = group.members.get(member.connection)
         group.members[member.connection] = member
         if old is not None and old.client_id == member.client_id:
@@ -231,10 +231,10 @@ class Members:
     def report_faults(
         self, group: ConsumerGroup, member: RegisteredClient, subscriptions: Iterable[GroupSubscription]
     ) -> None:
-        """Log those of the new *subscriptions* that cannot be compiled; call it before `ConsumerGroup.subscribe`.
+        """Log each of the new *subscriptions* that cannot be compiled; call it before `ConsumerGroup.subscribe`.
 
-        Their heartbeat succeeds all the same, as in RocketMQ: a refusal would take the client's other groups along and
-        tell the user no more. Each pull is refused with the reason, but Go and Node clients only log that.
+        The heartbeat succeeds all the same, as in RocketMQ: a refusal would affect the client's other groups too, and
+        tell the user no more. Each pull is refused with the reason, but Go and Node clients only log it.
         """
         for new in subscriptions:
             old = group.subscriptions.get(new.topic)
@@ -421,7 +421,7 @@ class QueueLocks:
     def lock(
         self, connection: ClientConnection, group: str, client_id: str, queues: Sequence[MessageQueue], now: float
     ) -> Steps[list[MessageQueue]]:
-        """Lock *queues* for *client_id* on *connection*; return those that it holds now. Runs in slices.
+        """Lock *queues* for *client_id* on *connection*; return the locked ones. Runs in slices.
 
         Raises:
           Refused: this connection, or all connections, would hold too many locks (BUSY); its locks are unchanged.
@@ -513,7 +513,7 @@ class QueueLocks:
         self._count -= 1
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> Steps[None]:
-        """Release those of *queues* that *client_id* holds."""
+        """Release the locks that *client_id* holds on *queues*."""
         budget = Budget(QUEUE_US)
         for queue in queues:
             lock = self._table.get(group, {}).get((queue.topic, queue.queue_id))
@@ -523,7 +523,7 @@ class QueueLocks:
                 yield
 
     def drop(self, connection: ClientConnection) -> None:
-        """Detach the locks of a closed connection; they last until they expire, as the client may reconnect."""
+        """Detach the locks of a closed connection; they stay until they expire, as the client may reconnect."""
         for lock in self._of_connection.pop(connection, ()):
             lock.connection = None
             self._left[lock] = None

@@ -1,17 +1,17 @@
 """POP consumption: groups that pop topics, and their requests that wait for messages.
 
-A group on a topic is one shared group of the core (`martlet.groups.shared_groups`), in which `PopGroup` is a member
-for all consumers together: a pop takes messages for a time that it chooses, and whoever has a message's handle may
-acknowledge it over any connection. So a connection that closes takes nothing back.
+A group on a topic is one shared group of the core (`martlet.groups.shared_groups`), in which `PopGroup` is one member
+for all consumers: a pop leases messages for a time that it chooses, and a message can be acknowledged with its handle
+over any connection. So leases survive the end of a connection.
 
-A pop that finds nothing waits here. When messages arrive or return, the core wakes the member, which lets the next pop
-look again: client addresses take turns, and of one address the pop that has waited longest is next. If that leaves
-messages, the core wakes the member once more. A pop that arrives meanwhile waits for its turn too, so a client that
-pops all the time takes nothing from one that waits. If a connection does not collect what it was woken for, because its
-client reads slowly, the next pop is called after `STALL_S`.
+A pop that finds no message waits here. When messages arrive or return, the core wakes the member, which calls the next
+pop: client addresses take turns, and within an address the pop that has waited longest is next. If messages are left,
+the core wakes the member once more. A pop that arrives meanwhile waits for its turn too, so a client that pops all the
+time takes no messages from one that waits. If a connection does not collect after it was woken, because its client
+reads slowly, the next pop is called after `STALL_S`.
 
-RocketMQ puts popped messages that were not acknowledged into a retry topic of the group and topic. In a store that it
-has used, the group pops these topics as well (`PopGroup.retries`), before its own.
+RocketMQ puts popped messages that were not acknowledged into a retry topic of the group and topic. In a store that
+RocketMQ has used, the group pops these topics as well (`PopGroup.retries`), before its own.
 """
 
 import logging
@@ -40,17 +40,17 @@ log = logging.getLogger("martlet.remoting")
 
 ANY_QUEUE: Final = -1
 STALL_S: Final = 0.25
-# A group that nobody popped for this long leaves the shared group, whose state remains.
+# A `PopGroup` without pops for this long leaves the shared group, whose state remains.
 IDLE_S: Final = 60.0
 PORT_BYTES: Final = 4
-# A queue, or any, and whether messages of it are taken in order.
+# A queue id, or the one for any queue, and whether its messages are popped in order.
 Line: TypeAlias = tuple[int, bool]
-# Holds all popped messages, whoever has their handles.
+# The holder of all popped messages, for all clients with handles.
 HOLDER: Final = "popped"
 
 
 def split_records(records: Buffer) -> list[bytes]:
-    """Return each of *records* as it is stored."""
+    """Return the stored bytes of each of *records*."""
     data, found, at = bytes(records), [], 0
     while at < len(data):
         end: int = at + I32.unpack_from(data, at)[0]
@@ -84,15 +84,15 @@ class _Taker:
 
     @property
     def is_full(self) -> bool:
-        return False  # nothing is kept for it
+        return False  # no message is kept for it
 
     @property
     def takes(self) -> None:
-        return None  # it takes all
+        return None  # takes messages of any name
 
     @property
     def asks(self) -> bool:
-        return False  # who may read a whole topic may read all its names
+        return False  # a client that may read a whole topic may read all its names
 
     def may_get(self, name: str) -> bool:
         return True
@@ -109,7 +109,7 @@ class _Taker:
 
 @final
 class Pop:
-    """A POP_MESSAGE request without an answer yet; with *count_max* 0 a NOTIFICATION, which takes nothing."""
+    """A POP_MESSAGE request without an answer yet; with *count_max* 0 it is a NOTIFICATION, which takes no messages."""
 
     __slots__ = (
         "address",
@@ -144,15 +144,15 @@ class Pop:
         self.topic = topic
         self.queue_id = queue_id
         self.in_order = in_order
-        self.attempt = ""  # the client's name for it, if it may repeat it
+        self.attempt = ""  # the client's id of the pop, if it may repeat the pop
         self.count_max = 0
         self.invisible_ms = 0
         self.selection = EVERYTHING
-        self.until = 0.0  # trio.current_time; how long it may wait
-        self.last = False  # it must be answered now
-        self.counted = False  # it counts as waiting
-        self.queued = False  # it is in `PendingPops.ready`
-        self.group: PopGroup | None = None  # while it waits there, or was called
+        self.until = 0.0  # trio.current_time at which the wait ends
+        self.last = False  # the pop must be answered now
+        self.counted = False  # the pop counts as waiting
+        self.queued = False  # the pop is in `PendingPops.ready`
+        self.group: PopGroup | None = None  # while the pop waits in it, or was called by it
 
     def expire(self) -> None:
         self.last = True
@@ -161,15 +161,15 @@ class Pop:
 
 @final
 class PendingPops:
-    """The pops of one connection: those that wait, and those to run at the next collect."""
+    """The pops of one connection: waiting ones, and ready ones, to run at the next collect."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.held: dict[Pop, None] = {}  # all that wait
-        self.ready: deque[Pop] = deque()  # those of them that look again
+        self.held: dict[Pop, None] = {}  # waiting pops
+        self.ready: deque[Pop] = deque()  # pops to run at the next collect
 
     def call(self, pop: Pop) -> None:
-        """Let *pop* look again at the next collect."""
+        """Let *pop* run at the next collect."""
         if pop.group is not None:
             pop.group.take(pop)
         if not pop.queued:
@@ -180,7 +180,7 @@ class PendingPops:
 
 @final
 class WaitingPops:
-    """Pops that wait for the same queue: client addresses take turns, the pops of one in the order of their arrival."""
+    """Pops that wait for the same queue: client addresses take turns, with the pops of each in order of arrival."""
 
     def __init__(self) -> None:
         self._by_address: dict[bytes, dict[Pop, None]] = {}  # the next address first
@@ -198,7 +198,7 @@ class WaitingPops:
         self._count += 1
 
     def remove(self, pop: Pop) -> bool:
-        """Remove *pop*; return False if it does not wait here."""
+        """Remove *pop*; return whether it was waiting here."""
         pops = self._by_address.get(pop.address)
         if pops is None or pops.pop(pop, pop) is not None:
             return False
@@ -212,13 +212,13 @@ class WaitingPops:
         return next(iter(self))
 
     def end_turn(self, address: bytes) -> None:
-        """Let all other addresses come before *address*."""
+        """Move *address* after all other addresses."""
         pops = self._by_address.pop(address, None)
         if pops is not None:
             self._by_address[address] = pops
 
     def surplus(self, address: bytes) -> Pop | None:
-        """Return the newest pop of the address with the most; None if *address* would not have fewer than that."""
+        """Return the newest pop of the address with the most pops; None if *address* would not have fewer pops."""
         most = max(self._by_address.values(), key=len, default={})
         fewer = len(self._by_address.get(address, ())) + 1 < len(most)
         return next(reversed(most)) if fewer else None
@@ -226,7 +226,7 @@ class WaitingPops:
 
 @final
 class PopGroup:
-    """One group that pops one topic, and its pops that wait, by queue."""
+    """One group that pops one topic, and its waiting pops by queue."""
 
     __slots__ = (
         "_called",
@@ -247,14 +247,15 @@ class PopGroup:
         self._timeouts = timeouts
         self._now = now
         self._taker = _Taker()
-        self._called: dict[Pop, None] = {}  # woken, and not run since
-        self._reads = False  # a pop waits for a thread that reads
+        self._called: dict[Pop, None] = {}  # pops that were called and have not run since
+        self._reads = False  # whether a pop waits for a thread that reads
         self.member: Member | None = None
         self.used_at = now()
-        # The same group on RocketMQ's retry topics of this topic; on one of those, the group that pops this topic.
+        # The same group on RocketMQ's retry topics of this topic; in a `PopGroup` of a retry topic, the one of the
+        # original topic.
         self.retries: list[PopGroup] = []
         self.heir: PopGroup | None = None
-        # By queue, and whether they want their messages in order.
+        # Waiting pops by queue and order.
         self.waiting: dict[Line, WaitingPops] = {}
 
     @property
@@ -263,7 +264,7 @@ class PopGroup:
         return self.member.group
 
     def take(self, pop: Pop) -> None:
-        """Note that *pop* waits no longer."""
+        """Remove *pop* from the waiting pops."""
         key = pop.queue_id, pop.in_order
         line = self.waiting.get(key)
         if line is not None and line.remove(pop):
@@ -286,7 +287,7 @@ class PopGroup:
 
     @property
     def has_called(self) -> bool:
-        """Whether a pop was called for messages and did not run since."""
+        """Whether a called pop has not run since."""
         return bool(self._called)
 
     def _open_retries(self) -> list["PopGroup"]:
@@ -307,7 +308,7 @@ class PopGroup:
     def hand_out(self, pop: Pop, budget_bytes: int) -> tuple["PopGroup", list[Delivery]]:
         """Lease messages for *pop*: at most ``count_max``, and about *budget_bytes*.
 
-        All are of one topic; the first result is the group on it.
+        All messages are of one topic; the first result is the group on that topic.
         """
         self.used_at = self._now()
         for group in self._open_retries() if not pop.in_order else ():
@@ -328,9 +329,9 @@ class PopGroup:
             taker.peer = self
 
     def wake(self) -> None:
-        """Call the next pop of each queue that has messages; all pops when they must be refused."""
+        """Call the next pop of each queue that has messages; call all pops if they must be refused."""
         if self.member is None:
-            return  # it is joining, and no pop waits
+            return  # the group is joining, and no pop waits
         self.member.woken = False
         if self.heir is not None:
             self.heir.wake()
@@ -352,22 +353,22 @@ class PopGroup:
             self._timeouts.add(self, self._now() + STALL_S)
 
     def look_again(self) -> None:
-        """Call pops again in a while: a connection that reads for its pop may close, or have too many tasks."""
+        """Call pops again after a while: a connection that reads for its pop may close, or have too many tasks."""
         self._reads = True
         self._set_timer()
 
     def call_all(self) -> None:
-        """Let all pops look again."""
+        """Call all waiting pops."""
         for line in list(self.waiting.values()):
             for pop in list(line):
                 pop.pending.call(pop)
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Refuse: connections run the work for their own pops."""
+        """Refuse the work: connections run the work for their own pops."""
         raise Refused(Reason.BUSY, "a group that pops runs no tasks of its own; the connection of a pop does")
 
     def expire(self) -> None:
-        """Call the next pops if those that were called did not run, or if they wait for a thread."""
+        """Call the next pops if called ones have not run, or wait for a thread."""
         called, reads, self._reads = bool(self._called), self._reads, False
         self._called.clear()
         if reads:
@@ -393,18 +394,18 @@ class PopGroups:
         self._groups: dict[tuple[str, str], PopGroup] = {}
         self.waiting = 0
         self.stopping = False
-        # Before the shared groups, which keep a deleted group while it has members.
+        # Notified before the shared groups, which keep a deleted group while it has members.
         broker.groups.changed.insert(0, self._group_changed)
         broker.groups.offsets.was_reset.append(self._was_reset)
         broker.topics.changed.append(self._topic_changed)
 
     def find(self, name: str, topic: str) -> PopGroup | None:
-        """Return group *name* on *topic* if somebody has popped lately and may still do so."""
+        """Return group *name* on *topic* if a client has popped lately and the group may still do so."""
         group = self._groups.get((name, topic))
         return group if group is not None and not group.shared_group.gone else None
 
     def open(self, pop: Pop, start: Start) -> PopGroup:
-        """Return the group of *pop*, which has the selection of *pop* from now on; a new group begins at *start*.
+        """Return the group of *pop*, and set its selection to that of *pop*; a new group begins at *start*.
 
         Raises:
           Refused: the topic or the group may not be read, or there are too many groups.
@@ -436,7 +437,7 @@ class PopGroups:
     def _open_retries(self, pop: Pop, group: PopGroup) -> None:
         """Let *group* pop RocketMQ's retry topics of its topic as well, if there are any."""
         for name in retry_topics(pop.topic, pop.name):
-            # A topic named with "_" may also be the retry topic of a group, whose messages are for that alone.
+            # A topic named with "_" may also be the retry topic of a group, whose messages are for that group alone.
             topic, owner = self._broker.topics.get(name), name.removeprefix(RETRY_PREFIX)
             if topic is None or not topic.perm & READ or self._broker.groups.get(owner) is not None:
                 continue
@@ -454,16 +455,16 @@ class PopGroups:
         return group.shared_group if group is not None else gate.shared_group(topic, name)
 
     def count(self, name: str, topic: str, queue_id: int) -> int:
-        """Return how many pops wait for that queue."""
+        """Return the number of pops that wait for that queue."""
         group = self.find(name, topic)
         if group is None:
             return 0
         return sum(len(group.waiting.get((queue_id, in_order), ())) for in_order in (False, True))
 
     def park(self, group: PopGroup, pop: Pop) -> bool:
-        """Let *pop* wait; return False if too many wait already.
+        """Let *pop* wait; return False if too many pops wait already.
 
-        In a full line, the address with the most pops gives one up for an address that has fewer.
+        In a full line, the address with the most pops loses one to an address that has fewer.
         """
         if not pop.counted:
             line = group.waiting.get((pop.queue_id, pop.in_order))
@@ -484,7 +485,7 @@ class PopGroups:
         return True
 
     def done(self, pop: Pop) -> None:
-        """Note that *pop* was answered."""
+        """Settle the answered *pop*."""
         if pop.group is not None:
             pop.group.take(pop)
         if pop.counted:
@@ -495,7 +496,7 @@ class PopGroups:
             self._timeouts.give_up(pop)
 
     def drop(self, pending: PendingPops) -> None:
-        """Drop the pops of a closed connection, and call others instead of those that were called."""
+        """Drop the pops of a closed connection, and call others in place of called ones."""
         called = list(pending.ready)
         pending.ready.clear()
         for pop in (*called, *pending.held):
@@ -505,13 +506,13 @@ class PopGroups:
                 pop.group.wake()
 
     def answer_all(self) -> None:
-        """At shutdown: let all pops run, and hold no more."""
+        """Let all pops run, and hold no more: at shutdown."""
         self.stopping = True
         for group in self._groups.values():
             group.call_all()
 
     def sweep(self) -> None:
-        """Forget groups that nobody has popped for a while."""
+        """Forget groups without pops for a while."""
         until = self._now() - IDLE_S
         for key, group in list(self._groups.items()):
             if not group.waiting and group.used_at <= until and group.heir is None:
@@ -526,7 +527,7 @@ class PopGroups:
             group.heir.retries.remove(group)
             group.heir = None
         for each in group.retries:
-            each.heir = None  # it leaves when it is idle
+            each.heir = None  # leaves when idle
         assert group.member is not None
         group.member.leave(keep=True)
 

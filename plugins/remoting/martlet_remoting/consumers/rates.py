@@ -1,8 +1,8 @@
 """Message rates per topic and group, over the last minute, hour and day.
 
-Nothing is counted per message here: the store knows the ends and sizes of its queues, and
-delivered messages are added up once per pull. A service samples the sums every ten seconds. The
-windows and their names are RocketMQ's (BrokerStatsManager and StatsItem).
+There is no count per message: the store knows the ends and sizes of its queues, and delivered messages are added once
+per pull. A service samples the sums every ten seconds. The windows and their names are RocketMQ's (BrokerStatsManager
+and StatsItem).
 """
 
 from collections import deque
@@ -34,9 +34,10 @@ Sample: TypeAlias = tuple[float, int, int]
 
 @final
 class Series:
-    """One growing sum, and its samples of the last minute, hour and day: time, value, and how often it grew.
+    """One growing sum, and its samples of the last minute, hour and day: time, value, and number of increases.
 
-    The last is RocketMQ's ``times``: messages for what was stored, and requests for what was delivered or acknowledged.
+    The number of increases is RocketMQ's ``times``: messages for stored sums, requests for delivered and acknowledged
+    ones.
     """
 
     __slots__ = ("_count", "_day", "_hour", "_minute", "last")
@@ -73,13 +74,13 @@ class Series:
         return (value - base) / (newest - start) if newest > start else 0.0
 
     def _points(self) -> Iterator[Sample]:
-        """Yield the samples, oldest first: those of the hour, then those of the minute."""
+        """Yield the samples, oldest first: of the hour, then of the minute."""
         oldest = self._minute[0][0]
         yield from (point for point in self._hour if point[0] < oldest)
         yield from self._minute
 
     def as_json(self) -> dict[str, object]:
-        """RocketMQ's BrokerStatsData."""
+        """Return RocketMQ's BrokerStatsData."""
         return {"statsDay": _window(self._day), "statsHour": _window(self._hour), "statsMinute": _window(self._minute)}
 
 
@@ -116,20 +117,20 @@ class Rates:
         self.sent_back: dict[tuple[str, str], int] = {}
         self.found = 0  # messages delivered
         self.found_bytes = 0
-        self.missed = 0  # pulls that found nothing
+        self.missed = 0  # pulls that found no message
         self.acknowledged = 0  # popped messages
         self._base = 0  # messages stored before the start
         self._put_now = 0
         self._series: dict[tuple[str, str], Series] = {}  # (statistic, key)
         self._last: dict[tuple[str, str], tuple[int, int]] = {}  # value and times of the last sample
         self._day = now_ms() // DAY_MS
-        self.put_at_midnight = [0, 0]  # the sum at the last midnight but one, and at the last one
+        self.put_at_midnight = [0, 0]  # the sums at the last two midnights, oldest first
         self.get_at_midnight = [0, 0]
 
     def got(self, topic: str, group: str, messages: int, size: int) -> None:
         """Count *messages* of *size* bytes in total, delivered to a consumer of *group*.
 
-        Those of a group that does not exist count only in the totals: anybody can pull with any name.
+        Messages to a group that does not exist count only in the totals: any client can pull with any name.
         """
         self.found += messages
         self.found_bytes += size
@@ -144,7 +145,7 @@ class Rates:
         sums[2] += 1
 
     def acked(self, topic: str, group: str, messages: int, requests: int = 1) -> None:
-        """Count *messages* that a consumer of *group* popped and acknowledged in so many *requests*."""
+        """Count *messages* that a consumer of *group* popped and acknowledged, and the number of *requests* for it."""
         sums = self._acks.setdefault((topic, group), [0, 0])
         sums[0] += messages
         sums[1] += requests
@@ -156,7 +157,7 @@ class Rates:
 
     @property
     def put_total(self) -> int:
-        """Messages stored since the start, as of the last sample."""
+        """Return the number of messages stored since the start, as of the last sample."""
         return self._put_now - self._base
 
     def series(self, name: str, key: str) -> Series | None:
@@ -227,7 +228,7 @@ class Rates:
         return total
 
     def _stored(self, topic: str) -> tuple[int, int]:
-        """Return how many messages were ever stored in *topic*, and their bytes since the start."""
+        """Return the number of messages ever stored in *topic*, and their bytes since the start."""
         queues = self._store.queues.topics.get(topic)
         if not queues:
             return 0, 0
@@ -236,9 +237,9 @@ class Rates:
     def _note(
         self, name: str, key: str, value: int, now: float, times: int, *, always: bool = False, new: bool = True
     ) -> bool:
-        """Sample a sum; return whether it has a series.
+        """Sample a sum; return whether the sum has a series.
 
-        A sum that never changed has none, and one that has not changed for a day loses it. If *new*, it began at 0.
+        A sum that never changed has no series, and one that has not changed for a day loses it. A *new* sum began at 0.
         """
         place = (name, key)
         old, old_times = self._last.get(place, (0, 0) if new else (value, times))
@@ -257,7 +258,7 @@ class Rates:
         return True
 
     def _turn_day(self) -> None:
-        """At midnight (UTC), store the sums."""
+        """Store the sums at midnight (UTC)."""
         day = self._now_ms() // DAY_MS
         if day != self._day:
             self._day = day

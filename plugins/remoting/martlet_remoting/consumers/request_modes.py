@@ -1,4 +1,4 @@
-"""Whether consumers that let the broker allocate the queues pull or pop, by topic and group.
+"""Request modes: pull or pop, by topic and group, for consumers that let the broker allocate the queues.
 
 RocketMQ MessageRequestModeManager; its file ``config/messageRequestMode.json`` has the same form here.
 """
@@ -23,13 +23,13 @@ MODES: Final = (PULL, POP)
 NAME: Final = "messageRequestModeMap"
 # Pairs of a topic and a group, 300 B each.
 MODES_MAX: Final = 100_000
-# The number of a queue that stands for all queues of a broker.
+# The queue id that means all queues of a broker.
 ALL_QUEUES: Final = -1
 
 
 @final
 class RequestMode(Struct, frozen=True):
-    """The mode; with POP each consumer pops its own queues and those of *shared* other ones, with 0 or less all."""
+    """The mode; with POP each consumer pops its own queues and the queues of *shared* others; 0 or less means all."""
 
     mode: str = PULL
     shared: int = ALL_QUEUES
@@ -37,7 +37,7 @@ class RequestMode(Struct, frozen=True):
 
 @final
 class RequestModes:
-    """The modes that administrators have set, and the default."""
+    """The modes that administrators have set, and the default mode."""
 
     def __init__(self, topics: Topics, groups: Groups, default: str) -> None:
         self._topics = topics
@@ -49,7 +49,7 @@ class RequestModes:
         groups.changed.append(self._group_changed)
 
     def get(self, topic: str, group: str) -> RequestMode:
-        """Return the mode of *group* for *topic*; retries are always pulled, unless that was set."""
+        """Return the mode of *group* for *topic*; a retry topic is pulled unless its mode was set."""
         found = self._modes.get(topic, {}).get(group)
         if found is not None:
             return found

@@ -1,9 +1,8 @@
 """Delays retries in their queue: a record of ``%RETRY%<group>`` is not delivered before its delay is over.
 
-This is a substitute while no plugin holds delayed messages. The delay follows from the record's own
-store time and number of redeliveries, so nothing else is stored and a restart changes nothing. Records
-are delivered in queue order: a delayed one holds back the following ones. These were stored later, so
-none waits longer than the longest delay.
+This is a substitute while no plugin holds delayed messages. The delay follows from the record's own store time and
+number of redeliveries, so nothing else is stored and a restart changes nothing. Records are delivered in queue order: a
+delayed record holds back the following ones. They were stored later, so no record waits longer than the longest delay.
 """
 
 from martlet.groups.strategy.redelivery import pause_ms

@@ -15,7 +15,7 @@ from martlet.records.codec import tags_code
 
 __all__ = ["GroupSubscription", "select"]
 
-# The plugin to name where a kind of expression is not supported.
+# Kind of expression -> the plugin to name in errors if the kind is not supported.
 PLUGINS: Final = {"SQL92": "filter_sql92"}
 # The cost of a subscription in addition to its texts.
 SUBSCRIPTION_CHARS: Final = 64
@@ -34,15 +34,15 @@ class GroupSubscription(Struct, frozen=True):
     version: int
     selection: Selection | None  # None: see `fault`
     class_filter: bool = False
-    fault: str = ""  # why *expression* does not compile, or that its *kind* is not supported
+    fault: str = ""  # error: *expression* does not compile, or its *kind* is not supported
 
     @property
     def weight(self) -> int:
-        """How much it counts towards the limit of characters that a connection may subscribe to."""
+        """The weight of the subscription in the limit of characters that a connection may subscribe to."""
         return SUBSCRIPTION_CHARS + len(self.topic) + len(self.expression) + len(self.kind) + len(self.fault)
 
     def as_json(self) -> dict[str, object]:
-        """RocketMQ's SubscriptionData."""
+        """Return RocketMQ's SubscriptionData."""
         tags = split_tags(self.expression) if self.kind == TAG else ()
         return {
             "classFilterMode": self.class_filter,
@@ -59,7 +59,7 @@ def select(broker: Broker, kind: str, expression: str) -> Selection:
     """Compile *expression*; tags are compared by hash only, because RocketMQ's consumers compare them again.
 
     Raises:
-      Refused: it does not compile (ILLEGAL), or no plugin supports its kind (NOT_SUPPORTED).
+      Refused: the expression does not compile (ILLEGAL), or no plugin supports its kind (NOT_SUPPORTED).
     """
     if kind not in ("", TAG) and broker.filter_compiler(kind) is None:
         # RocketMQ's text with enablePropertyFilter off, which users search for.

@@ -1,1 +1,1 @@
-"""Handlers of requests, by subject; every module has its table of request codes."""
+"""Handlers of requests, by subject; each module has its table of request codes."""

@@ -1,8 +1,8 @@
-"""ACK_MESSAGE, BATCH_ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME: settle popped messages, or keep them longer.
+"""ACK_MESSAGE, BATCH_ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME: settle popped messages, or extend their leases.
 
 The checks and codes follow RocketMQ AckMessageProcessor and ChangeInvisibleTimeProcessor. A message is found by its
-offset and the pop time in its handle, which is the generation of its lease: whoever has the newest handle may settle
-it, over any connection. An older handle does nothing, also when another consumer holds the message now.
+offset and by the pop time in its handle, which is the generation of its lease: the newest handle settles it, over any
+connection. An older handle has no effect, even if another consumer holds the message now.
 
 An answer is sent when the acknowledgement is durable.
 """
@@ -40,7 +40,7 @@ STALE: Final = "nothing was acknowledged; the message was acknowledged before, o
 
 
 def ack_message(context: RequestContext, command: Command) -> bytes:
-    """Settle one message. A handle that is no longer valid is answered like any other, as by RocketMQ."""
+    """Settle one message. As in RocketMQ, a handle that is no longer valid gets the same answer as a valid one."""
     fields = decode_header(command, AckHeader)
     shared_group = _shared_group(context, context.gate(command), fields, fields.offset)
     pop_ms = handle_ms(fields.handle)
@@ -52,9 +52,9 @@ def ack_message(context: RequestContext, command: Command) -> bytes:
 
 
 def ack_run(context: RequestContext, acks: Sequence[Ack]) -> int:
-    """Settle messages together; return how many requests were answered, from the first one on.
+    """Settle messages together; return the number of answered requests, counted from the first.
 
-    The next request is to be refused, or wants no answer.
+    The next request must be refused, or wants no answer.
     """
     gate, template = context.connection_gate(), context.state.templates.acknowledged
     answers: list[bytes] = []
@@ -119,7 +119,7 @@ def _answer(template: bytes, head: AckHead, settled: bool) -> bytes:
 
 
 def change_invisible_time(context: RequestContext, command: Command) -> bytes:
-    """Make a message visible again some time from now, earlier or later than before; answer its new handle."""
+    """Set the time at which a message becomes visible again, earlier or later than before; answer its new handle."""
     fields = decode_header(command, AckHeader)
     check_invisible(fields.invisible_ms)
     shared_group = _shared_group(context, context.gate(command), fields, fields.offset, readable=True)
@@ -139,7 +139,7 @@ def change_invisible_time(context: RequestContext, command: Command) -> bytes:
 def _shared_group(
     context: RequestContext, gate: Gate, fields: AckHeader, last: int, *, readable: bool = False
 ) -> SharedGroup | None:
-    """Return the group of messages up to offset *last*, None if it has never consumed the topic.
+    """Return the group that popped messages up to offset *last*, None if it has never consumed the topic.
 
     With *readable* the messages must exist.
 
@@ -168,7 +168,7 @@ def _queue(context: RequestContext, grant: ConsumeGrant, queue_id: int) -> Queue
 
 
 def batch_ack_message(context: RequestContext, command: Command) -> Steps[None]:
-    """Settle many messages; those whose handles are no longer valid are skipped, as by RocketMQ."""
+    """Settle many messages; messages whose handles are no longer valid are skipped, as in RocketMQ."""
     gate = context.gate(command)
     body = (yield from read_body(command)) if command.body else {}
     acks = items(body, "acks")
@@ -193,7 +193,7 @@ def batch_ack_message(context: RequestContext, command: Command) -> Steps[None]:
 
 
 def _group_of_batch(context: RequestContext, gate: Gate, group: str, topic: str, queue_id: int) -> SharedGroup | None:
-    """Return the group of the messages; None if the topic or the queue does not exist."""
+    """Return the group of a batch's messages; None if the topic or the queue does not exist."""
     found = gate.consume(group, topic).get_topic()
     if found is None or not found.has_readable(queue_id):
         return None

@@ -1,7 +1,7 @@
 """QUERY_ASSIGNMENT: the broker allocates a topic's queues to the members of a group.
 
-Java consumers with ``setClientRebalance(false)`` send one for each topic after each change of their group, and consume
-the queues in the answer (RocketMQ QueryAssignmentProcessor), by pulls or by pops as the group's mode says.
+Java consumers with ``setClientRebalance(false)`` send one per topic after each change of their group, and consume the
+queues in the answer (RocketMQ QueryAssignmentProcessor), by pulls or pops depending on the group's mode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from martlet_remoting.wire.routes import TopicQueues
 
 __all__ = ["TABLE"]
 
-# A client that pops the queues of all brokers.
+# The share of a client that pops the queues of all brokers.
 EVERY_BROKER: Final = (ANY_QUEUE,)
 ID_US: Final = 0.01
 SHARED_MAX: Final = 1_000_000
@@ -47,7 +47,7 @@ class Question(Struct, frozen=True):
 
 
 def query_assignment(context: RequestContext, command: Command) -> Steps[Frame | None]:
-    """Answer which queues of a topic the client gets; an answer without a list means that it keeps its queues."""
+    """Answer the queues of a topic that the client gets; an answer without a list means that it keeps its queues."""
     question = yield from _question(command)
     grant = context.gate(command).consume(question.group, question.topic)
     others = context.state.others
@@ -120,7 +120,7 @@ def _answer(
 
 
 def _read_queues(own_name: str, grant: ConsumeGrant, elsewhere: Sequence[TopicQueues]) -> dict[str, int]:
-    """How many queues of the topic can be read, by broker; of this broker the name servers may not know yet."""
+    """Return the number of the topic's readable queues by broker; name servers may not know this broker yet."""
     counts = {
         queues.broker_name: queues.read_queues for queues in elsewhere if queues.perm & READ and queues.read_queues > 0
     }
@@ -132,7 +132,7 @@ def _read_queues(own_name: str, grant: ConsumeGrant, elsewhere: Sequence[TopicQu
 
 
 def _share(members: Members, mode: RequestMode, question: Question, total: int) -> Steps[Sequence[int] | None]:
-    """Return which of *total* queues the client gets; `EVERY_BROKER` if it pops all, None if that cannot be decided."""
+    """Return the client's share of *total* queues; `EVERY_BROKER` if it pops all, None if that cannot be decided."""
     if question.model == BROADCASTING:
         return range(total)
     group, strategy = members.group(question.group), STRATEGIES.get(question.strategy)
@@ -156,7 +156,7 @@ def _share(members: Members, mode: RequestMode, question: Question, total: int) 
 
 
 def set_request_mode(context: RequestContext, command: Command) -> Steps[bytes]:
-    """Set how a group gets the messages of a topic."""
+    """Set whether a group pulls or pops a topic."""
     body = yield from read_body(command)
     group, topic = text(body, "consumerGroup"), text(body, "topic")
     if not group or not topic:

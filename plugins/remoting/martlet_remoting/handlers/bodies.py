@@ -12,7 +12,7 @@ from martlet_remoting.wire.packets import Command, MessageQueue
 
 __all__ = ["boolean", "enum_name", "integer", "items", "queues", "read_body", "text"]
 
-WORD_CHARS_MAX: Final = 64  # of the name of an enum's value
+WORD_CHARS_MAX: Final = 64  # of the name of an enum value
 
 
 def read_body(command: Command) -> Steps[dict[object, object]]:
@@ -29,16 +29,16 @@ def read_body(command: Command) -> Steps[dict[object, object]]:
 
 
 def text(table: dict[object, object], name: str, default: str = "") -> str:
-    """Return the text *name*; *default* if it is missing or not a text."""
+    """Return the text field *name*; *default* if it is missing or not a text."""
     value = table.get(name)
     return value if isinstance(value, str) else default
 
 
 def integer(table: dict[object, object], name: str, default: int = 0) -> int:
-    """Return the number *name*; *default* if it is missing or not a number.
+    """Return the number field *name*; *default* if it is missing or not a number.
 
     Raises:
-      Refused: it does not fit 64 bits.
+      Refused: the number does not fit 64 bits.
     """
     try:
         return fastjson.integer(table.get(name), default)
@@ -47,19 +47,19 @@ def integer(table: dict[object, object], name: str, default: int = 0) -> int:
 
 
 def boolean(table: dict[object, object], name: str) -> bool:
-    """Return whether *name* is true, as a boolean or as text."""
+    """Return whether the field *name* is true, as a boolean or as text."""
     value = table.get(name)
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def items(table: dict[object, object], name: str) -> list[dict[object, object]]:
-    """Return the objects in the array *name*; skip other items; empty if it is not an array."""
+    """Return the objects in the array field *name*, without other items; empty if it is not an array."""
     value = table.get(name)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def enum_name(table: dict[object, object], name: str, names: Sequence[str], default: str) -> str:
-    """Return the name of an enum value, which C++ clients write as its ordinal; *default* if it is neither."""
+    """Return the name of an enum value, given as a name, or by C++ clients as an ordinal; *default* if neither."""
     value = table.get(name)
     if isinstance(value, int) and 0 <= value < len(names):
         return names[value]

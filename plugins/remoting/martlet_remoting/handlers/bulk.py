@@ -1,22 +1,21 @@
 """BULK_READ, a request of Martlet's own: the records of a queue from one offset to another, in many frames.
 
-It is for readers of whole topics, such as the Spark connector. A pull has a limit of a few hundred KiB, and its client
-requests, checks and decodes each one by itself. A bulk read has a credit of bytes; its frames follow one another while
-the socket has room. It belongs to no group: it creates none, commits nothing and consumes no pending reset. The broker
-does not check the CRCs of records that it sends without having looked into them: the reader must.
+Bulk reads are for readers of whole topics, such as the Spark connector. A pull has a limit of a few hundred KiB, and
+its client requests, checks and decodes each pull by itself. A bulk read has a credit of bytes, and its frames follow
+one another while the socket has room. It belongs to no group: it creates no group, commits no offset and consumes no
+pending reset. The broker does not check the CRCs of records that it sends without decoding them: the reader must.
 
 Fields of the request: ``topic``, ``queueId``, ``offset``, ``endOffset`` (default: none), ``creditBytes``, ``waitMs``
-(how long to wait at the end of the queue for the first record), ``expressionType``, ``subscription``, ``brokerName``:
-another broker, which now has the address of that one, must not answer with messages of its own queue; ``checked``:
-"true" to leave out records that do not match their CRCs.
+(the time to wait at the end of the queue for the first record), ``expressionType``, ``subscription``, ``brokerName``:
+another broker that now has this broker's address must not answer with messages of its own queue; ``checked``: "true" to
+leave out records that do not match their CRCs.
 
-All frames have the ``opaque`` of the request. Their fields: ``nextBeginOffset`` after the last message looked at,
-``minOffset`` and ``maxOffset`` of the queue, ``more``: whether frames follow, and ``lost``: the messages that could not
-be read since the frame before, as ranges such as ``5-7,9-10`` with exclusive ends. With a filter, some of them may not
-match it. A body has whole records in the order of their offsets, without those that the filter does not
-select. Tags are compared by hash, as for pulls. If ``offset`` was removed or lies after the end of the queue, the only
-frame has the code PULL_OFFSET_MOVED. A read ends at ``endOffset``, at the end of the queue, or when its credit is used
-up.
+All frames have the ``opaque`` of the request. Their fields: ``nextBeginOffset`` after the last examined message,
+``minOffset`` and ``maxOffset`` of the queue, ``more``: whether frames follow, and ``lost``: the messages found
+unreadable since the previous frame, as ranges such as ``5-7,9-10`` with exclusive ends; some may not match the filter.
+A body has whole records in the order of their offsets, only those that the filter selects. Tags are compared by hash,
+as for pulls. If ``offset`` was removed or lies after the end of the queue, the only frame has the code
+PULL_OFFSET_MOVED. A read ends at ``endOffset``, at the end of the queue, or when its credit is used up.
 """
 
 from typing import Final
@@ -34,12 +33,12 @@ from martlet_remoting.wire.packets import Command
 
 __all__ = ["TABLE", "bulk_read", "collect", "finish"]
 
-# The kernel takes so many pieces at once; an interleaved queue has a piece for each record.
+# Limit of pieces in one write to the kernel; an interleaved queue has a piece for each record.
 FRAME_MESSAGES: Final = 1024
 UNLIMITED: Final = (1 << 63) - 1
-# Cost of a frame itself, and of a scan that found nothing, in bytes of messages that take the same time.
+# Cost of a frame itself, and of a scan without a match, in bytes of messages that take the same time.
 FRAME_COST_BYTES: Final = 16_384
-# In a frame's ``lost``; if there are more, the last range covers the rest.
+# Ranges in a frame's ``lost``; if there are more, the last range covers all further ones.
 LOST_RANGES_MAX: Final = 100
 MOVED: Final = frozenset((ReadStatus.TOO_SMALL, ReadStatus.BEYOND_END, ReadStatus.REMOVED))
 
@@ -114,7 +113,7 @@ def collect(context: RequestContext, budget_bytes: int) -> None:
 
 
 def finish(context: RequestContext) -> None:
-    """At shutdown: end every read where it is, without more records; its reader continues after the restart."""
+    """End every read at its current offset: at shutdown; readers continue after the restart."""
     reads, pending = context.state.bulk_reads, context.bulk
     for read in list(pending.unfinished):
         reads.done(read)
@@ -160,7 +159,7 @@ def _at_end(context: RequestContext, read: BulkRead, end_offset: int) -> int:
 
 
 def _deal(context: RequestContext, read: BulkRead, result: ReadResult) -> int:
-    """Send *result* as a frame, or nothing if it is empty and not the last."""
+    """Send *result* as a frame; send none if *result* is empty and not the last."""
     if result.status in MOVED:
         context.state.bulk_reads.done(read)
         _send(context, read, ResponseCode.PULL_OFFSET_MOVED, result.status.name, result.end_offset)
@@ -209,7 +208,7 @@ def _send(
 
 
 def _few(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return *ranges*, or so many that they fit into a frame, of which the last covers the rest."""
+    """Return *ranges*, cut to the number that fits into a frame; then the last one covers all further ranges."""
     if len(ranges) <= LOST_RANGES_MAX:
         return ranges
     return [*ranges[: LOST_RANGES_MAX - 1], (ranges[LOST_RANGES_MAX - 1][0], ranges[-1][1])]

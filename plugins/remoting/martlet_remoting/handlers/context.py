@@ -1,13 +1,12 @@
 """The state of request handlers: `RemotingState`, shared by all connections, and a `RequestContext` per connection.
 
-A request handler is a function ``(context, command) -> Answer``. It returns the frame of the
-answer, or None if it sends the answer with `RequestContext.answer`, now or later (a held pull, a relayed
-request). A handler that may take more than a few milliseconds is a generator: it yields at the
-end of each slice and returns the same. One that waits, for the disk or for other tasks, is a coroutine.
-Further requests of its connection wait for both. To refuse a request it
-raises `Refused`, which `REASON_CODES` maps to a response code, or `Declined` with a response code
-of its own. If it raises `NotReady` before it has changed anything, it is called again after the
-rebuild. It ignores the oneway bit: the caller drops the answer.
+A request handler is a function ``(context, command) -> Answer``. It returns the frame of the answer, or None if it
+sends the answer with `RequestContext.answer`, now or later (a held pull, a relayed request). A handler that may take
+more than a few milliseconds is a generator: it yields at the end of each slice and returns the same. A handler that
+waits, for the disk or for other tasks, is a coroutine. Further requests of the connection wait for generators and
+coroutines. To refuse a request, a handler raises `Refused`, which `REASON_CODES` maps to a response code, or `Declined`
+with a response code of its own. If a handler raises `NotReady` before it has changed any state, it is called again
+after the rebuild. Handlers ignore the oneway bit: the caller drops the answer.
 """
 
 import logging
@@ -145,7 +144,7 @@ class RemotingState:
             self.bulk_reads.end_waits()
 
     def _group_changed(self, name: str) -> None:
-        if self.broker.groups.get(name) is None:  # it was deleted
+        if self.broker.groups.get(name) is None:  # the group was deleted
             self.cold.limits.pop(name, None)
 
     def set_store_host(self, host: bytes) -> None:
@@ -159,7 +158,7 @@ class RemotingState:
         return trio.current_time()
 
     def complain_of(self, peer: Peer, code: int, error: MartletError) -> None:
-        """Log that a request of *peer*, which it made before, was refused for a limit."""
+        """Log that an earlier request of *peer* was refused for a limit."""
         text = "refused request %s of the remoting client at %s; %s"
         self.complaints.warn(text, REQUEST_NAMES.get(code, code), peer.address, error)
 
@@ -181,12 +180,12 @@ class RemotingState:
 
 
 def supports_delays(broker: Broker) -> bool:
-    """Return whether a plugin holds delayed messages; if not, they are refused instead of being delivered at once."""
+    """Return whether a plugin holds delayed messages; if not, they are refused, as they would be delivered at once."""
     return broker.capability(Timers) is not None
 
 
 def supports_transactions(broker: Broker) -> bool:
-    """Return whether a plugin holds half messages; if not, they are refused instead of being delivered."""
+    """Return whether a plugin holds half messages; if not, they are refused, as they would be delivered."""
     return broker.capability(Transactions) is not None
 
 
@@ -253,12 +252,12 @@ class RequestContext:
         self.bulk = PendingBulkReads(peer, state.bulk_reads)
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
-        self._refusals: Refusals | None = None  # made when it is used
+        self._refusals: Refusals | None = None  # made at the first refusal
         self.own_gate: Gate | None = None  # of the connection's own identity, from the first request on
         self._signed_gate: Gate | None = None  # of the identity that signed the last signed request
 
     def __len__(self) -> int:
-        """How many pulls, pops and bulk reads of this connection wait."""
+        """Return the number of waiting pulls, pops and bulk reads of this connection."""
         return len(self.pulls.held) + len(self.pops.held) + len(self.bulk.unfinished)
 
     def gate(self, command: Command) -> Gate:
@@ -277,8 +276,8 @@ class RequestContext:
         return self.own_gate
 
     def complain(self, code: int, error: MartletError) -> None:
-        """Log that a request was refused for a limit: an operator does not see the answer that the client gets."""
-        # It is busy, or its text names the setting.
+        """Log that a request was refused for a limit: an operator does not see the client's answer."""
+        # The reason is BUSY, or the text names the setting.
         if not isinstance(error, Refused) or not (error.reason is Reason.BUSY or "_max is " in str(error)):
             return
         if self._refusals is None:
@@ -310,10 +309,10 @@ class RequestContext:
     ) -> None:
         """Send the client a request and call *answered* with the answer.
 
-        *answered* gets None if there is no answer within ``relay_timeout_ms`` or the connection closes.
+        *answered* is called with None if there is no answer within ``relay_timeout_ms`` or the connection closes.
 
         Raises:
-          Refused: too many requests to this client have no answer yet (BUSY).
+          Refused: too many requests to this client are unanswered (BUSY).
         """
         config = self.state.config
         if len(self._asked) >= config.requests_peer_max:
@@ -330,14 +329,14 @@ class RequestContext:
         return encode_command(Command(code, ext, body, self._opaque, flag, language=ANSWER_LANGUAGE))
 
     def finish(self, opaque: int, answer: Command | None) -> None:
-        """Pass *answer* to whoever sent the request *opaque*; ignore an answer that nobody waits for."""
+        """Pass *answer* to the sender of the request *opaque*; ignore an answer without a waiting request."""
         asked = self._asked.pop(opaque, None)
         if asked is not None:
             self.state.timeouts.give_up(asked)
             asked.answered(answer)
 
     def closed(self) -> None:
-        """After the connection has closed: leave all groups, drop held pulls and pops, fail requests to the client."""
+        """Leave all groups, drop held pulls and pops, and fail requests to the client: the connection has closed."""
         self.state.contexts.pop(self, None)
         self.state.members.drop(self)
         self.state.locks.drop(self)

@@ -1,6 +1,6 @@
-"""External transactions: requests of Martlet's own for those who coordinate transactions themselves, such as Spark.
+"""External transactions: Martlet's own requests for clients that coordinate transactions themselves, such as Spark.
 
-docs/remoting.md has their fields. Each of them can be repeated after a lost answer.
+docs/remoting.md has the fields. Each request can be repeated after a lost answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,10 +28,10 @@ __all__ = ["TABLE"]
 
 T = TypeVar("T")
 
-# Members of a batch that are taken apart in one slice.
+# Members of a batch that are split in one slice.
 SPLIT_AT_ONCE: Final = 1024
 LISTED_MAX: Final = 500
-# What a batch has besides the body of its only message: properties and lengths.
+# Bytes of a batch besides the body of its only message: properties and lengths.
 BATCH_OVERHEAD: Final = PROPERTIES_BYTES_MAX + 64
 
 
@@ -51,7 +51,7 @@ def _transaction(command: Command) -> ExternalTransaction:
 
 
 async def begin(context: RequestContext, command: Command) -> bytes:
-    """Begin a run of a producer; the answer names its epoch."""
+    """Begin a run of a producer; the answer has its epoch."""
     _check_supported(context.state.broker)
     brokers = [name for name in command.text("brokers", "").split(",") if name]
     began_ms = command.integer("began", 0)
@@ -69,12 +69,12 @@ async def begin(context: RequestContext, command: Command) -> bytes:
 
 
 async def stage(context: RequestContext, command: Command) -> bytes:
-    """Stage a batch; the answer is sent when it is durable."""
+    """Stage a batch; the answer is sent once the batch is durable."""
     state = context.state
     _check_supported(state.broker)
     header, transaction = decode_send_header(command), _transaction(command)
     limit = state.broker.config.message_bytes_max
-    if len(command.body) > limit + BATCH_OVERHEAD:  # so that one message of the largest size fits
+    if len(command.body) > limit + BATCH_OVERHEAD:  # a batch of one message of the largest size fits
         raise Refused(Reason.ILLEGAL, f"batch is {len(command.body)} bytes; broker.message_bytes_max is {limit}")
     if header.sys_flag & TRANSACTION_MASK or not I32_MIN <= header.sys_flag <= I32_MAX:
         text = f"sysFlag {header.sys_flag} is of another transaction or does not fit 32 bits"
@@ -113,7 +113,7 @@ def _text(value: bool) -> str:
 
 
 async def prepare(context: RequestContext, command: Command) -> bytes:
-    """Keep parts of a transaction for its commit, whoever begins a run."""
+    """Keep parts of a transaction until its commit, even if another run begins."""
     _check_supported(context.state.broker)
     transaction = _transaction(command)
     parts = await _parts(context, command, _commit_part)
@@ -123,7 +123,7 @@ async def prepare(context: RequestContext, command: Command) -> bytes:
 
 
 async def commit(context: RequestContext, command: Command) -> bytes:
-    """Commit a transaction; the answer is sent when all of it is readable."""
+    """Commit a transaction; the answer is sent once all its messages are readable."""
     _check_supported(context.state.broker)
     transaction = _transaction(command)
     parts = await _parts(context, command, _commit_part)
@@ -176,7 +176,7 @@ def _malformed(form: str) -> Refused:
 
 
 def list_external(context: RequestContext, command: Command) -> Steps[bytes]:
-    """List the producers after one, with what they have staged and committed."""
+    """List the producers after a given one, with their staged and committed transactions."""
     context.gate(command).check("manage", "")
     found = _check_supported(context.state.broker)
     after = command.text("identity", ""), command.text("producer", "")

@@ -39,8 +39,8 @@ SUBSCRIPTIONS_MAX: Final = 4096
 TOPIC_CHARS_MAX: Final = 255
 QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
 CLIENT_ID_CHARS_MAX: Final = 1024
-# Costs in steps, of the default size of `martlet.runtime.steps.Budget`: creating a group with its retry topic,
-# and one call of the authorizers. Compiling this many characters of an expression is one step.
+# Costs in steps of the default size of `martlet.runtime.steps.Budget`: to create a group with its retry topic, and to
+# call the authorizers once. The characters of an expression that compile in one step.
 STEPS_OF_A_GROUP: Final = 64
 STEPS_OF_A_CHECK: Final = 8
 CHARS_OF_A_STEP: Final = 16
@@ -114,7 +114,7 @@ def _consume(
     if policy is None:
         return False
     make_retry_topic(grant, policy, unit=boolean(data, "unitMode"))
-    # Refuse before the group is created: a group without members would never be removed.
+    # `join` may refuse, so it comes before the group is created: a group without members would never be removed.
     group = members.join(name, member, subscriptions)
     held = group.fingerprint
     if fingerprint:
@@ -122,7 +122,7 @@ def _consume(
     if subscriptions is None:
         if members.enter(group, member):
             members.notify(group)
-        # After a restart of the broker it has no subscriptions and needs the full form.
+        # After a restart the broker has no subscriptions and needs the full form.
         return held != fingerprint
     group.kind = enum_name(data, "consumeType", CONSUME_TYPES, "CONSUME_PASSIVELY")
     group.model = enum_name(data, "messageModel", MESSAGE_MODELS, CLUSTERING)
@@ -135,7 +135,7 @@ def _consume(
 
 
 def _policy(grant: GroupGrant) -> Group | None:
-    """The policy of the group; None for one that cannot be created: it is passed over, as RocketMQ does."""
+    """Return the policy of the group; None for a group that cannot be created: it is skipped, as in RocketMQ."""
     try:
         return grant.ensure()
     except Refused:
@@ -186,7 +186,7 @@ def _subscription(broker: Broker, data: dict[object, object]) -> GroupSubscripti
 
 
 def unregister(context: RequestContext, command: Command) -> bytes:
-    """Remove the client from the groups that it names; C++ clients send an empty name for the unused one."""
+    """Remove the client from the producer and consumer group in the request; C++ clients send "" for an unused one."""
     members = context.state.members
     if group := command.text("producerGroup", ""):
         members.leave_producers(context, group)
@@ -228,7 +228,7 @@ def check_client_config(context: RequestContext, command: Command) -> Steps[byte
 
 
 def lock_queues(context: RequestContext, command: Command) -> Steps[Frame]:
-    """Lock queues; answer which of them the client holds now, including those that it held before."""
+    """Lock queues; answer the queues that the client has locked now, including earlier locks."""
     state = context.state
     body = yield from read_body(command)
     wanted = yield from _named_queues(body)
@@ -239,7 +239,7 @@ def lock_queues(context: RequestContext, command: Command) -> Steps[Frame]:
 
 
 def unlock_queues(context: RequestContext, command: Command) -> Steps[bytes]:
-    """Unlock those of the named queues that the client holds."""
+    """Unlock the named queues as far as the client holds their locks."""
     body = yield from read_body(command)
     given = yield from _named_queues(body)
     group, client_id = yield from _owner(context.gate(command), body, given)

@@ -1,4 +1,4 @@
-"""Offsets: what a group has committed, where a queue begins and ends, which message was stored at a time."""
+"""Offsets: committed offsets of groups, first and last offsets of queues, and offsets by time."""
 
 import os
 from typing import Final
@@ -30,7 +30,7 @@ NEAR_BYTES: Final = int(_memory_bytes() * MEMORY_RATIO)
 
 
 def _queue(context: RequestContext, command: Command) -> tuple[TopicGrant, int]:
-    """Return the permission to read the topic of a request, and the id of the queue that it names."""
+    """Return the permission to read the topic of a request, and the queue id in the request."""
     return context.gate(command).queries.topic(command.text("topic")), command.integer("queueId")
 
 
@@ -64,7 +64,7 @@ def begins_near(grant: ConsumeGrant, queue_id: int) -> Steps[bool]:
 
 
 def update_consumer_offset(context: RequestContext, command: Command) -> bytes:
-    """Commit an offset; the topic must exist, and the group unless it has pulled lately, which creates it then.
+    """Commit an offset; the topic must exist, and so must the group, unless it has pulled lately: then it is created.
 
     A negative offset is accepted and ignored; ali-ons sends it for a queue that it has not consumed yet. RocketMQ
     stores it, and the group loses its position.
@@ -90,7 +90,7 @@ def update_consumer_offset(context: RequestContext, command: Command) -> bytes:
 
 
 def get_max_offset(context: RequestContext, command: Command) -> bytes | Steps[bytes]:
-    """Answer the offset after the newest message, once that is readable; 0 for a queue that was never used.
+    """Answer the offset after the newest message, once that message is readable; 0 for a queue that was never used.
 
     Retries that may still be delayed (`retries`) do not count. RocketMQ writes them only after their delay. A
     consumer that begins at the end, for example because its group was deleted, must not skip them.
@@ -116,7 +116,7 @@ def get_min_offset(context: RequestContext, command: Command) -> bytes:
 
 
 def search_offset(context: RequestContext, command: Command) -> Steps[bytes]:
-    """Answer the first offset stored at or after a time; with boundaryType UPPER, the last one at or before it."""
+    """Answer the first offset stored at a time or later; with boundaryType UPPER, the last at that time or earlier."""
     grant, queue_id = _queue(context, command)
     timestamp = command.integer("timestamp")
     upper = command.text("boundaryType", "").lower() == "upper"
@@ -125,7 +125,7 @@ def search_offset(context: RequestContext, command: Command) -> Steps[bytes]:
 
 
 def get_earliest_store_time(context: RequestContext, command: Command) -> Steps[bytes]:
-    """Answer when the oldest message left was stored; -1 if there is none."""
+    """Answer the store time of the oldest message left; -1 if there is none."""
     grant, queue_id = _queue(context, command)
     return reply(command, {"timestamp": (yield from grant.earliest_store_ms(queue_id))})
 

@@ -1,7 +1,7 @@
-"""POP_MESSAGE and NOTIFICATION, PEEK_MESSAGE and POLLING_INFO: take messages for a time, or wait for some.
+"""POP_MESSAGE and NOTIFICATION, PEEK_MESSAGE and POLLING_INFO: lease messages for a time, or wait for some.
 
 The order of checks and the codes follow RocketMQ PopMessageProcessor, NotificationProcessor, PeekMessageProcessor and
-PollingInfoProcessor. `acks` settles what was taken.
+PollingInfoProcessor. `acks` settles the leased messages.
 """
 
 import math
@@ -35,11 +35,11 @@ from martlet_remoting.wire.pop_handles import Handle as MessageHandle
 __all__ = ["NOTHING", "TABLE", "check_invisible", "collect", "finish"]
 
 COUNT_MAX: Final = 32
-LATE_MS: Final = 500  # a request that is older than this and its poll time has no waiting client any more
+LATE_MS: Final = 500  # age beyond a request's poll time at which no client waits any more
 ATTEMPT_CHARS_MAX: Final = 128  # proxies send UUIDs; each queue of a group keeps the last one
 INVISIBLE_MS_MAX: Final = 10 * 365 * 86_400_000
 NEWEST: Final = 1  # initMode; RocketMQ ConsumeInitMode.MAX
-# How long a pop that does not want to wait may wait for a thread to read its messages.
+# The time for which a pop that does not want to wait may wait for a thread to read its messages.
 READ_S: Final = 10.0
 ANSWER_BYTES: Final = 1024  # cost of an answer itself, in bytes of messages that take the same time
 # Java clients require these fields in every answer.
@@ -49,7 +49,7 @@ NO_MESSAGE: Final = "NO_MESSAGE_IN_QUEUE"
 
 
 def pop_message(context: RequestContext, command: Command) -> Steps[None] | None:
-    """Answer with messages, invisible to others for a time; or hold the pop until there are some."""
+    """Answer with messages, which are invisible to others for a time, or hold the pop until there are some."""
     if command.flag & FLAG_ONEWAY:
         return None
     header = decode_header(command, PopHeader)
@@ -100,7 +100,7 @@ def notification(context: RequestContext, command: Command) -> None:
     grant = gate.consume(header.group, header.topic)
     topic = _readable_topic(context, grant, header.queue_id)
     pop = _make(context, gate, command, header)
-    # The first pop of a new group decides where it begins, which matters only if there are messages.
+    # The first pop of a new group decides its start, which matters only if there are messages.
     if context.state.pops.find(pop.name, pop.topic) is None and _is_new(grant, topic):
         _answer_notification(context, pop, found=True)
     else:
@@ -108,7 +108,7 @@ def notification(context: RequestContext, command: Command) -> None:
 
 
 def _is_new(grant: ConsumeGrant, topic: Topic) -> bool:
-    """Return whether the group has consumed nothing of a topic that has messages."""
+    """Return whether the topic has messages and the group has consumed none."""
     queues = range(topic.read_queues)
     if any(grant.offset(queue_id) >= 0 for queue_id in queues):
         return False
@@ -128,7 +128,7 @@ def _make(context: RequestContext, gate: Gate, command: Command, header: Notific
     )
     pop.attempt = header.attempt[:ATTEMPT_CHARS_MAX]
     now_ms = state.broker.clock.now_ms()
-    # By the client's clock, which may be ahead of ours.
+    # By the client's clock, which may be ahead of the broker's.
     left_ms = min((header.born_ms or now_ms) + header.poll_ms - now_ms, header.poll_ms, state.config.suspend_ms_max)
     pop.until = state.now() + left_ms / 1000
     return pop
@@ -153,7 +153,7 @@ def check_invisible(invisible_ms: int) -> None:
 
 
 def _readable_topic(context: RequestContext, grant: ConsumeGrant, queue_id: int) -> Topic:
-    """Return the topic of a pop; the group is created when it takes something or waits."""
+    """Return the topic of a pop; the group is created when it leases messages or waits."""
     name, group = grant.topic, grant.group
     topic = grant.open_topic()
     if topic is None:
@@ -187,7 +187,7 @@ def _selection(broker: Broker, header: PopHeader) -> Selection:
 
 
 def _from_newest(grant: ConsumeGrant, topic: Topic) -> Steps[Start]:
-    """Return where a new group begins that wants only new messages: with the last message, or 0 on a young queue."""
+    """Return the start of a new group that wants only new messages: the last message, or 0 on a young queue."""
     offsets: dict[int, int] = {}
     for queue_id in range(topic.read_queues):
         is_near = yield from begins_near(grant, queue_id)
@@ -217,7 +217,7 @@ def collect(context: RequestContext, budget_bytes: float) -> None:
 
 
 def finish(context: RequestContext) -> None:
-    """At shutdown: answer every pop of this connection, with the messages available now."""
+    """Answer every pop of this connection, with the messages available now: at shutdown."""
     collect(context, math.inf)
 
 
@@ -242,7 +242,7 @@ def _drop(context: RequestContext, pop: Pop, error: Refused | Declined | StoreEr
 
 
 def _run(context: RequestContext, pop: Pop, start: Start) -> int:
-    """Take messages for *pop*, then answer or hold it; return the size of the answer's body."""
+    """Lease messages for *pop*, then answer or hold it; return the size of the answer's body."""
     state = context.state
     group = state.pops.open(pop, start)
     if not pop.count_max:
@@ -262,7 +262,7 @@ def _run(context: RequestContext, pop: Pop, start: Start) -> int:
 
 
 def _queue(context: RequestContext, pop: Pop, group: PopGroup) -> bool:
-    """Let a new *pop* wait behind those that were called; return False if it cannot."""
+    """Queue a new *pop* after called ones; return False if it cannot wait."""
     state = context.state
     if state.pops.stopping or len(pop.pending.held) >= state.config.parked_peer_max:
         return False
@@ -271,14 +271,14 @@ def _queue(context: RequestContext, pop: Pop, group: PopGroup) -> bool:
 
 
 def _wait(context: RequestContext, pop: Pop, group: PopGroup) -> None:
-    """Hold *pop*, which found nothing, or answer it."""
+    """Hold *pop*, which has found no messages, or answer it."""
     state, pops = context.state, context.state.pops
     now, is_reading = state.now(), group.is_reading(pop.queue_id, in_order=pop.in_order)
     if pop.last or pops.stopping or (pop.until <= now and not is_reading):
         _answer_nothing(context, pop, ResponseCode.POLLING_TIMEOUT)
         return
     if not is_reading and group.is_ready(pop.queue_id, in_order=pop.in_order, attempt=pop.attempt):
-        pop.group = group  # what was read did not match; there is more
+        pop.group = group  # the messages that were read did not match; there are more
         pop.pending.call(pop)
         return
     if pop.until <= now:
@@ -295,7 +295,7 @@ def _wait(context: RequestContext, pop: Pop, group: PopGroup) -> None:
 
 
 def _answer(context: RequestContext, pop: Pop, shared_group: SharedGroup, found: Sequence[Delivery]) -> int:
-    """Send *found*, which ``distribution.hand_out`` returned: by queue, and all of the same generation."""
+    """Send the messages *found* by ``distribution.hand_out``, by queue, all of the same generation."""
     state, is_retry = context.state, shared_group.context.topic.name != pop.topic
     pieces: list[Buffer] = []
     by_queue: dict[int, Popped] = {}
@@ -345,7 +345,8 @@ def _failed_before(data: Buffer, failures: int) -> bytes:
 def _as_of_topic(context: RequestContext, pop: Pop, data: Buffer, delivery: Delivery) -> bytes:
     """Return the records in *data*, which are of a retry topic, with the topic of *pop*, as RocketMQ returns them.
 
-    A property has the handle. One that would be too long for it is left as it is stored: clients understand both.
+    A property of each record has its handle. A record that would become too long stays as it is stored: clients
+    understand both.
     """
     changed: list[bytes] = []
     for stored, record in zip(split_records(data), decode_records(data), strict=True):
@@ -406,7 +407,7 @@ def _answer_notification(context: RequestContext, pop: Pop, *, found: bool, full
 
 
 async def peek_message(context: RequestContext, command: Command) -> bytes:
-    """Answer with messages that were not popped yet, and leave them to others."""
+    """Answer with messages that were not popped yet, without a lease."""
     count_max, queue_id = command.integer("maxMsgNums"), command.integer("queueId")
     if not 0 < count_max <= COUNT_MAX:
         text = f"peek message's num {count_max} is not between 1 and {COUNT_MAX}; ask for fewer, more often"
@@ -446,7 +447,7 @@ def _next_offset(context: RequestContext, grant: ConsumeGrant, queue: Queue) -> 
 
 
 def polling_info(context: RequestContext, command: Command) -> bytes:
-    """Answer how many pops of the group wait for the queue."""
+    """Answer the number of the group's pops that wait for the queue."""
     group, queue_id = command.text("consumerGroup"), command.integer("queueId")
     grant = context.gate(command).consume(group, command.text("topic"))
     _readable_topic(context, grant, queue_id)

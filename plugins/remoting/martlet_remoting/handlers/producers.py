@@ -13,7 +13,7 @@ __all__ = ["RemotingProducers"]
 
 @final
 class RemotingProducers:
-    """The producers of all remoting connections; *state* returns None until the plugin has a broker."""
+    """The producers of all remoting connections; *state* returns None before the plugin has a broker."""
 
     def __init__(self, state: Callable[[], RemotingState | None]) -> None:
         self._state = state
@@ -39,7 +39,7 @@ class RemotingProducers:
 
 
 def _as_sent(half: Record, topic: str, queue_id: int) -> bytes:
-    """Return the record of *half* with the topic and queue that its producer sent it to."""
+    """Return the record of *half* with its original topic and queue."""
     message = Message(
         topic,
         half.body,

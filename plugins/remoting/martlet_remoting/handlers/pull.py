@@ -57,7 +57,7 @@ STATUS: Final = {
     # The next offset is after the hole, so the client can continue immediately.
     ReadStatus.HOLE: (ResponseCode.PULL_RETRY_IMMEDIATELY, "OFFSET_FOUND_NULL"),
 }
-# No messages yet: a pull at offset 0 waits, any other is redirected to 0.
+# Results without messages yet: a pull at offset 0 waits, any other is redirected to 0.
 NOTHING_YET: Final = frozenset((ReadStatus.NO_QUEUE, ReadStatus.EMPTY))
 
 BYTES_UNLIMITED: Final = (1 << 31) - 1  # Java's pull consumers send this for "no limit"
@@ -74,7 +74,8 @@ def pull_message(context: RequestContext, command: Command) -> Steps[None] | Non
         return None
     header = decode_pull_header(command)
     if len(header.expression) > CACHED_CHARS_MAX and header.sys_flag & PULL_SUBSCRIPTION:
-        return in_own_slice(_pull, context, command, header)  # a read can contain several
+        # a read can contain several requests with long expressions
+        return in_own_slice(_pull, context, command, header)
     _pull(context, command, header)
     return None
 
@@ -107,7 +108,7 @@ def _pull(context: RequestContext, command: Command, header: PullHeader) -> None
 
 
 def _commit(grant: ConsumeGrant, topic: Topic, header: PullHeader) -> None:
-    """Commit the offset of a pull; a group that has consumed something is created."""
+    """Commit the offset of a pull; creates the group if it has consumed messages."""
     if grant.get_group() is None:
         if not 0 < header.commit_offset <= topic.queue(header.queue_id).next_offset:
             return
@@ -116,7 +117,7 @@ def _commit(grant: ConsumeGrant, topic: Topic, header: PullHeader) -> None:
 
 
 def _bytes_max(config: RemotingConfig, asked: int) -> int:
-    """Return the size limit of an answer; *asked* is the size in the request, 0 or less if it has none."""
+    """Return the size limit of an answer; *asked* is the size in the request; 0 or less means none."""
     if 0 < asked < BYTES_UNLIMITED:
         return min(asked, config.pull_bytes_asked_max)
     return config.pull_bytes_max
@@ -126,7 +127,7 @@ def _bytes_max(config: RemotingConfig, asked: int) -> int:
 
 
 def _readable_topic(context: RequestContext, grant: ConsumeGrant, queue_id: int) -> Topic:
-    """Return the topic of a pull. It creates no group: anybody can pull with any name."""
+    """Return the topic of a pull. Creates no group: any client can pull with any name."""
     policy, group, name = grant.group_policy(), grant.group, grant.topic
     if policy is None:
         text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
@@ -148,7 +149,7 @@ def _readable_topic(context: RequestContext, grant: ConsumeGrant, queue_id: int)
 
 
 def _wanted(broker: Broker, members: Members, grant: ConsumeGrant, header: PullHeader) -> Selection:
-    """Return the filter of a pull: its own, or the one from its group's heartbeats."""
+    """Return the filter of a pull: its own, or the filter in its group's heartbeats."""
     if header.sys_flag & PULL_SUBSCRIPTION:
         return _own_filter(broker, header)
     live = members.group(header.group)
@@ -197,7 +198,7 @@ def _compiled(broker: Broker, header: PullHeader, kind: str, expression: str) ->
 
 
 def _for_topic(topic: str, wanted: Selection) -> Selection:
-    """Select all retries: they matched when they were first delivered (RocketMQ filterSupportRetry, default off)."""
+    """Select all retries: the filter matched at their first delivery (RocketMQ filterSupportRetry, default off)."""
     if wanted.predicate is not None and topic.startswith(RETRY_PREFIX):
         return EVERYTHING
     return wanted
@@ -211,7 +212,7 @@ def _forbidden(kind: int, text: str) -> Declined:
 
 
 def collect(context: RequestContext, budget_bytes: float) -> None:
-    """Answer pulls that were woken, that have expired, or whose records were read from disk."""
+    """Answer pulls that were woken or have expired, or whose records were read from disk."""
     pending = context.pulls
     ready = pending.ready
     for _ in range(len(ready)):
@@ -230,7 +231,7 @@ def collect(context: RequestContext, budget_bytes: float) -> None:
 
 
 def finish(context: RequestContext) -> None:
-    """At shutdown: answer every pull of this connection that is no longer held, with the records available now."""
+    """Answer every pull of this connection that is no longer held, with the records available now: at shutdown."""
     collect(context, math.inf)
     pending = context.pulls
     for pull in list(pending.reading):
@@ -268,7 +269,7 @@ def _run(context: RequestContext, pull: Pull) -> int:
     topic = pull.grant.get_topic()
     if topic is None or topic.queue(queue.queue_id) is not queue:  # the topic may have been created again
         raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
-    if pull.bucket >= 0:  # it was held; permissions may have changed since
+    if pull.bucket >= 0:  # the pull was held; permissions may have changed since
         pull.grant = pull.gate.consume(pull.group, queue.topic)
         _readable_topic(context, pull.grant, queue.queue_id)
         if not pull.own_filter:
@@ -315,7 +316,7 @@ def _wait_for_disk(context: RequestContext, pull: Pull) -> None:
 
 
 def _deal(context: RequestContext, pull: Pull, result: ReadResult) -> int:
-    """Answer *pull* with *result*, or hold it if the result is empty and it may wait."""
+    """Answer *pull* with *result*, or hold *pull* if the result is empty and it may wait."""
     state = context.state
     if pull.retries and (wait_ms := hold_back(result, state.broker.clock.now_ms())) and not result.count:
         _hold_back(context, pull, result.next_offset, wait_ms)
@@ -338,7 +339,7 @@ def _deal(context: RequestContext, pull: Pull, result: ReadResult) -> int:
         if pull.offset != pull.asked_offset:
             code, remark = STATUS[ReadStatus.NO_MATCH]
     elif status is ReadStatus.NO_MATCH and pull.bucket >= 0 and not last and next_offset >= result.end_offset:
-        # Records that do not match its filter woke it.
+        # Records that do not match the pull's filter woke it.
         pull.offset = next_offset
         _hold(context, pull)
         return 0
@@ -360,7 +361,7 @@ def _deal(context: RequestContext, pull: Pull, result: ReadResult) -> int:
 
 
 def _hold(context: RequestContext, pull: Pull) -> None:
-    """Hold *pull*, unless new records arrived while a thread read for it: they would not wake it."""
+    """Hold *pull*, unless new records arrived while a thread read for it: such records do not wake it."""
     state = context.state
     _admit(context, pull)
     if pull.grant.end_offset(pull.queue.queue_id) > pull.offset:
@@ -381,7 +382,7 @@ def _hold_back(context: RequestContext, pull: Pull, offset: int, wait_ms: int) -
 
 
 def _admit(context: RequestContext, pull: Pull) -> None:
-    """Let *pull* wait; if too many wait, refuse pulls of the connections with the largest shares."""
+    """Let *pull* wait; if too many pulls wait, refuse some of the connections with the largest shares."""
     state = context.state
     for other in state.parked.admit(pull):
         refused = state.parked.refusal()

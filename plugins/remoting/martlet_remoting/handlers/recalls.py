@@ -15,7 +15,7 @@ __all__ = ["TABLE"]
 
 
 async def recall_message(context: RequestContext, command: Command) -> bytes:
-    """Recall the message of a handle; the answer is sent when that is durable."""
+    """Recall the message of a handle; the answer is sent once the recall is durable."""
     topic = command.text("topic")
     if context.gate(command).check_publish(topic).get() is None:
         raise Declined(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
@@ -45,7 +45,7 @@ async def _recall(context: RequestContext, command: Command, handle: RecallHandl
             raise Declined(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {refused}") from refused
         raise
     ext = {"msgId": handle.unique}
-    if not end:  # RocketMQ does not look whether there is such a message
+    if not end:  # RocketMQ does not check that the message exists
         text = (
             f"nothing was recalled; no message {handle.unique!r} is pending for that time: it was recalled already, or"
         )

@@ -1,8 +1,8 @@
 """SEND_REPLY_MESSAGE: stores the reply to a request message and pushes it to the waiting client.
 
-RocketMQ ReplyMessageProcessor. The requester is found among the producers by the client id in REPLY_TO_CLIENT. If that
-is the address of a client of another protocol, that protocol stores the reply (`martlet.access.replies`). Replies from
-other protocols come to `take_reply`.
+RocketMQ ReplyMessageProcessor. The requester is found among the producers by the client id in REPLY_TO_CLIENT. If the
+id is the address of a client of another protocol, that protocol stores the reply (`martlet.access.replies`).
+`take_reply` stores replies from other protocols.
 """
 
 import logging
@@ -27,7 +27,7 @@ __all__ = ["TABLE", "send_reply", "take_reply"]
 
 log = logging.getLogger("martlet.remoting")
 
-# Producer group and default topic of replies that come from other protocols.
+# Producer group and default topic of replies from other protocols.
 PRODUCER_GROUP: Final = "martlet-replies"
 DEFAULT_TOPIC: Final = "TBW102"
 REPLY_TOPIC: Final = "{}_REPLY_TOPIC"  # of a cluster
@@ -71,7 +71,7 @@ def take_reply(
 ) -> Placed:
     """Store *reply*, which a client of another protocol sends, and push it to the producer *client_id*.
 
-    It is pushed at once, as is one of a RocketMQ client; what the producer answers is not waited for.
+    The reply is pushed at once, as is one of a RocketMQ client; the producer's answer is not awaited.
     """
     if members.find_producer(client_id) is None:
         raise Refused(Reason.NOT_FOUND, f"client {client_id[:80]!r} is not connected; it no longer waits for a reply")

@@ -37,7 +37,7 @@ LENGTHS: Final = Struct(">ii")
 I32_MIN: Final = -(1 << 31)
 I32_MAX: Final = (1 << 31) - 1
 DELAY_KEYS: Final = (b"DELAY", *(key.encode() for key in TIMER_KEYS))
-# Properties that the broker sets; those that a producer sent are removed first.
+# Properties that the broker sets; a producer's values are removed first.
 BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
 BROKER_WORDS: Final = ("CLUSTER", "MSG_REGION", "POP_CK")
 # Members of a batch that are stored in one turn of the event loop, in 3 ms; a longer batch takes several turns.
@@ -52,7 +52,7 @@ class _PlacedBatch(NamedTuple):
 
 
 def send_usual(context: RequestContext, command: Command) -> Answer:
-    """Store a usual send, as a run of one, which takes half the time; any other by `send_message`."""
+    """Store a usual send as a run of one, which takes half the time; store any other by `send_message`."""
     header = decode_send_header(command)
     if not command.unusual and command.body:
         head = SendHead(command.code, header, command.opaque, command.flag)
@@ -64,8 +64,8 @@ def send_usual(context: RequestContext, command: Command) -> Answer:
 def send_run(context: RequestContext, gate: Gate, sends: Sequence[Send]) -> int:
     """Store and answer the usual sends at the beginning of *sends* together; return their number.
 
-    Usual: short field names, a known topic, a unique key, no batch, no retry, and no property that the broker sets.
-    Only those that a stage may want become a `Message`.
+    A usual send has short field names, a known topic, a unique key, no batch, no retry, and no property that the broker
+    sets. Only sends that a stage may want become a `Message`.
     """
     name = sends[0][0].fields.topic
     grant = gate.publishable.get(name) or _ask_grant(gate, name)
@@ -112,7 +112,7 @@ def send_run(context: RequestContext, gate: Gate, sends: Sequence[Send]) -> int:
 
 
 def _ask_grant(gate: Gate, name: str) -> PublishGrant | None:
-    """Return the grant for the first message to a topic, or where the name of each message decides."""
+    """Return the grant for the first message to a topic, or for each message if its name decides."""
     try:
         return gate.check_publish(name)
     except Refused:
@@ -126,12 +126,12 @@ def _usual_topic(grant: PublishGrant | None) -> Topic | None:
 
 
 def _find_words(sends: Sequence[Send], stages: Stages) -> bool:
-    """Return whether the properties of one of *sends* may have a meaning for the broker or for a stage."""
+    """Return whether *sends* may have properties with a meaning for the broker or for a stage."""
     return _contains("\x02".join([head.fields.properties for head, _, _ in sends]), (*BROKER_WORDS, *stages.words))
 
 
 def _contains(text: str, words: Sequence[str]) -> bool:
-    # Search in the str: `in` on bytes raises and catches a TypeError internally each time. A generator is slower.
+    # Searches a str: `in` on bytes raises and catches a TypeError internally each time. A generator is slower.
     for word in words:  # noqa: SIM110
         if word in text:
             return True
@@ -165,7 +165,7 @@ def _publish_run(
     run: Sequence[AppendItem | Message],
     keys: Sequence[bytes],
 ) -> None:
-    """Store *run*, which was made from *sends*, and answer these."""
+    """Store *run*, the messages of *sends*, and answer *sends*."""
     peer = context.peer
     try:
         result = gate.publish_all(run)
@@ -188,7 +188,7 @@ def _publish_run(
         peer.hold_until(result.end)
         peer.send(b"".join(answers))
         return
-    # Records in an earlier segment are committed already: if the next commit fails, only the rest is refused.
+    # Records in an earlier segment are committed already: if the next commit fails, only later ones are refused.
     for place, answer in enumerate(answers):
         refused = result.refused.get(place)
         if refused is None:
@@ -223,7 +223,7 @@ def _run_refusal(context: RequestContext, head: SendHead, error: MartletError) -
 
 
 def send_message(context: RequestContext, command: Command) -> Answer:
-    """Store the message or the batch; the answer is sent when it is durable."""
+    """Store the message or the batch; the answer is sent once it is durable."""
     header = decode_send_header(command)
     state = context.state
     gate = context.gate(command)
@@ -267,7 +267,7 @@ def send_message(context: RequestContext, command: Command) -> Answer:
 
 
 def _real_queue(message: Message, queue_id: int) -> int:
-    """Return the queue that a held message is for; *queue_id* if it does not say."""
+    """Return the target queue of a held message; *queue_id* if its properties have none."""
     queue = find_property(message.properties, b"REAL_QID")
     return int(queue) if queue.isdigit() else queue_id
 
@@ -331,7 +331,7 @@ def _make_topic(grant: PublishGrant, header: SendHeader) -> Topic:
 def _retry(
     context: RequestContext, grant: PublishGrant, command: Command, header: SendHeader, topic: Topic, properties: bytes
 ) -> tuple[Topic, bytes]:
-    """Return where a consumer's own retry goes: the retry topic, or after too many attempts the dead-letter topic."""
+    """Return the topic for a consumer's own retry: the retry topic, after too many attempts the dead-letter topic."""
     state = context.state
     of_group = grant.retry_group()
     assert of_group is not None
@@ -393,7 +393,7 @@ def _send_long_batch(
     members: list[Member],
     rest: Iterator[list[Member]],
 ) -> Steps[Frame | None]:
-    """Check all members, then store `BATCH_AT_ONCE` of them a turn, each such group all or none, in one queue."""
+    """Check all members, then store `BATCH_AT_ONCE` of them per turn, all or none of each such part, in one queue."""
     groups = [members]
     stages = context.state.broker.stages
     wanted = _check_members(stages, members)
@@ -426,7 +426,7 @@ def _store_batch(
     *,
     wanted: bool,
 ) -> _PlacedBatch:
-    """Store *members*, all or none; *wanted* says whether a stage may want one of them."""
+    """Store all or none of *members*; *wanted* says whether a stage may want one of them."""
     gate = context.gate(command)
     message = make_message(context, header, *members[0])
     name, sys_flag, born_ms, host = message.topic, message.sys_flag, message.born_ms, message.born_host

@@ -26,7 +26,7 @@ FIRST_LEVEL: Final = 3  # 10 s; RocketMQ does not use the first two levels for r
 
 
 async def send_back(context: RequestContext, command: Command) -> bytes:
-    """Store a copy of the record for its group; the answer is sent when it is durable."""
+    """Store a copy of the record for its group; the answer is sent once the copy is durable."""
     state, gate, position = context.state, context.gate(command), command.integer("offset")
     grant = gate.queries.group(command.text("group"))
     name = grant.name
@@ -55,7 +55,7 @@ def _readable_topic(gate: Gate, record: Record) -> str:
 
 
 def found_record(data: bytes | None, position: int) -> Record:
-    """Return the record in *data*, the bytes at *position* of the log. Raises `Declined` if it is none."""
+    """Return the record in *data*, the bytes at *position* of the log. Raises `Declined` if the bytes are no record."""
     if data is not None:
         try:
             return decode_record(data, 0, position)
@@ -69,7 +69,7 @@ def _not_found(position: int) -> Declined:
 
 
 def _copy(templates: Templates, grant: GroupGrant, command: Command, record: Record, policy: Group) -> Message:
-    """Return the message to redeliver to the group; its body is unchanged, also if it is compressed."""
+    """Return the message to redeliver to the group; a compressed body stays compressed."""
     times_max = policy.retry_max_times
     if command.version >= VERSION_3_4_9:
         times_max = command.integer("maxReconsumeTimes", times_max)

@@ -1,4 +1,4 @@
-"""Parts that are the same in every answer and record: the broker's address, fixed parts of answers and properties."""
+"""Constant parts of answers and records: the broker's address, fixed parts of answers and properties."""
 
 from typing import Final, final
 

@@ -1,6 +1,6 @@
 """END_TRANSACTION and RESUME_CHECK_HALF_MESSAGE (RocketMQ EndTransactionProcessor, AdminBrokerProcessor).
 
-Clients send END_TRANSACTION oneway, so the codes are seen only by those that ask for an answer.
+Clients send END_TRANSACTION oneway, so only clients that ask for an answer see the codes.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ __all__ = ["TABLE", "end_run"]
 COMMIT: Final = 0x8
 ROLLBACK: Final = 0xC
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-# Transactions in an answer, and the size of the records that are read for it; records found by one id.
+# Limits: transactions in an answer, bytes of records read for it, and records found by one id.
 LISTED_MAX: Final = 500
 LISTED_BYTES: Final = 4 * 1024 * 1024
 FOUND_MAX: Final = 64
@@ -44,7 +44,7 @@ def _transactions(broker: Broker) -> Transactions:
 def end_run(context: RequestContext, heads: Sequence[EndHead]) -> list[Command]:
     """End the transactions of *heads* together; return the requests that `end_transaction` must handle, which are few.
 
-    Those are requests that want an answer, do not fit their half messages, or whose half messages are not in memory.
+    The returned requests want an answer, do not fit their half messages, or have half messages that are not in memory.
     """
     transactions = context.state.broker.capability(Transactions)
     ends: list[tuple[HalfMessage, bool]] = []
@@ -65,7 +65,7 @@ def end_run(context: RequestContext, heads: Sequence[EndHead]) -> list[Command]:
 
 
 def _usual_half(transactions: Transactions, head: EndHead) -> HalfMessage | None:
-    """Return the half message whose transaction *head* may end; None if `end_transaction` must look."""
+    """Return the half message whose transaction *head* may end; None if `end_transaction` must handle *head*."""
     fields = head.fields
     if not head.flag & FLAG_ONEWAY or fields.decision not in (COMMIT, ROLLBACK):
         return None
@@ -82,7 +82,7 @@ def _command(head: EndHead) -> Command:
 
 
 def end_transaction(context: RequestContext, command: Command) -> Answer:
-    """Commit a transaction or roll it back; the answer is sent when that is durable."""
+    """Commit a transaction or roll it back; the answer is sent once the end is durable."""
     transactions = _transactions(context.state.broker)
     if command.integer("commitOrRollback") not in (COMMIT, ROLLBACK):
         return None  # as RocketMQ, which does not answer
@@ -142,9 +142,9 @@ def _end(
 
 
 def _check(command: Command, transactions: Transactions, half: HalfMessage, is_copy: bool) -> None:
-    """Raise `Declined` unless *command* is from the group of the producer and names *half* in each field.
+    """Raise `Declined` unless *command* is from the producer's group and each of its fields names *half*.
 
-    Whoever ends the transaction of a copy names the first half message, which may be gone.
+    A request to end the transaction of a copy names the original half message, which may be gone.
     """
     if not command.boolean("fromTransactionCheck") and transactions.is_late(half):
         text = "transaction is older than its CHECK_IMMUNITY_TIME_IN_SECONDS; answer the broker's check instead"
@@ -159,7 +159,7 @@ def _check(command: Command, transactions: Transactions, half: HalfMessage, is_c
 
 
 async def resume_check(context: RequestContext, command: Command) -> bytes:
-    """Check a transaction again from the first time, pending or parked."""
+    """Restart the checks of a transaction, pending or parked."""
     half = await _find(_transactions(context.state.broker), _position(command.text("msgId")))
     try:
         end = context.gate(command).transactions.resume(half)
@@ -182,7 +182,7 @@ def _position(message_id: str) -> int:
 
 
 async def list_transactions(context: RequestContext, command: Command) -> bytes:
-    """List pending transactions from a half message on, or those with a transaction id."""
+    """List pending transactions from a half message on, or with one transaction id."""
     gate = context.gate(command)
     gate.check("manage", "")
     transactions = _transactions(context.state.broker)

@@ -1,4 +1,4 @@
-"""Refuses delayed and half messages while no plugin holds such messages; stored as usual, they would arrive at once."""
+"""Refuses delayed and half messages while no plugin holds them: stored as usual, they would be delivered at once."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -26,12 +26,12 @@ TIMER_KEYS: Final = (
 def refuse_unheld(broker: "Broker") -> Stage:
     """Return the stage that refuses delayed and transactional messages, unless a plugin supports them.
 
-    A retry with a delay is always accepted: `retries` delays it, although not for as long.
+    A retry with a delay is always accepted: `retries` delays it, although for a shorter time.
     """
 
     def check(message: Message) -> Message:
         if message.topic in BROKER_TOPICS:
-            return message  # a plugin stores it there to deliver it later
+            return message  # a plugin has stored the message in this topic to deliver it later
         level = message.property("DELAY")
         delayed = level.isdigit() and level.lstrip("0") != ""
         if not supports_delays(broker) and not message.topic.startswith(RETRY_PREFIX):

@@ -23,7 +23,7 @@ from martlet_remoting.wire.properties import format_properties, parse_properties
 
 __all__ = ["TABLE", "runtime_info"]
 
-# The name of codes.VERSION among RocketMQ's versions; tools show it.
+# RocketMQ's name of codes.VERSION, which tools show.
 VERSION_NAME: Final = "V5_5_0"
 LATENCY_WINDOWS_S: Final = (10.0, 60.0, 600.0)
 # RocketMQ answers this if it has no buffer pool.
@@ -33,7 +33,7 @@ REFUSED_SENDS: Final = (
     ResponseCode.MESSAGE_ILLEGAL,
     ResponseCode.SERVICE_NOT_AVAILABLE,
 )
-# RocketMQ's names of the settings that the store's retention reads each time.
+# RocketMQ's names of settings -> names of settings that retention reads at each run.
 KEPT: Final = {"deleteWhen": "delete_when", "fileReservedTime": "file_reserved_hours"}
 # RocketMQ's queues of pending requests; Martlet handles each request when it is read.
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
@@ -45,7 +45,7 @@ PUT_TIMES: Final = (
 
 
 def broker_config(context: RequestContext, grant: BrokerGrant) -> dict[str, object]:
-    """Return the settings that RocketMQ has too, by RocketMQ's names."""
+    """Return the settings that RocketMQ also has, by RocketMQ's names."""
     state = context.state
     broker, store, remoting = state.broker.config, grant.config, state.config
     address = state.registrar.address if state.registrar else ""
@@ -63,7 +63,7 @@ def broker_config(context: RequestContext, grant: BrokerGrant) -> dict[str, obje
         "diskMaxUsedSpaceRatio": round(store.disk_used_ratio_max * 100),
         "enablePropertyFilter": state.broker.filter_compiler("SQL92") is not None,
         "fileReservedTime": store.file_reserved_hours,
-        "filterServerNums": 0,  # RocketMQ 5 has none either; the admin tool of 4.x wants to know
+        "filterServerNums": 0,  # RocketMQ 5 has none either; the admin tool of 4.x requires the field
         "flushConsumerOffsetInterval": broker.offsets_persist_ms,
         "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
         "flushIntervalCommitLog": store.flush_interval_ms,
@@ -94,7 +94,7 @@ def broker_config(context: RequestContext, grant: BrokerGrant) -> dict[str, obje
 
 
 def _switches(switches: Mapping[str, bool], grant: BrokerGrant) -> dict[str, bool]:
-    """Return the settings that clients can change: those that can neither lock anyone out nor lose data."""
+    """Return the settings that clients can change: they can neither lock anyone out nor lose data."""
     return {
         "autoCreateSubscriptionGroup": grant.auto_create_groups,
         "autoCreateTopicEnable": grant.auto_create_topics,
@@ -115,7 +115,7 @@ def get_config(context: RequestContext, command: Command) -> bytes:
 def update_config(context: RequestContext, command: Command) -> bytes:
     """Change settings until the broker stops.
 
-    The request may contain any setting with its current value: some tools send back all that they have read.
+    The request may contain any setting with its current value: some tools send all settings that they have read.
     """
     state, grant = context.state, context.gate(command).admin.broker()
     wanted = parse_properties(command.body)
@@ -144,7 +144,7 @@ def _typed(name: str, value: str) -> object:
 
 
 def _keep(grant: BrokerAdminGrant, changes: Mapping[str, object]) -> None:
-    """Change retention; the store reads its configuration each time."""
+    """Change settings of retention; the store reads its configuration at each run."""
     if changes:
         try:
             grant.set_config(fill(StoreConfig, {**asdict(grant.config), **changes}, "store"))
@@ -180,7 +180,7 @@ def runtime_info(context: RequestContext, command: Command) -> Steps[bytes]:
 
 
 def _counters(stats: Stats) -> dict[str, str]:
-    """Return the counters of all parts as martlet.PART.NAME; sent only on request, as RocketMQ has no such names."""
+    """Return the counters of all parts as martlet.PART.NAME; sent only on request, as RocketMQ does not have them."""
     found: dict[str, str] = {}
     for part, counters in stats.collect().items():
         for name, value in counters.items():
@@ -275,7 +275,7 @@ def _duration(ms: int) -> str:
 
 
 def ha_status(context: RequestContext, command: Command) -> bytes:
-    """Answer that this is a master without slaves (HARuntimeInfo)."""
+    """Answer the state of a master without slaves (HARuntimeInfo)."""
     grant = context.gate(command).queries.broker()
     body = {
         "haClientRuntimeInfo": {

@@ -84,7 +84,7 @@ def _producers(members: Iterable[RegisteredClient]) -> Iterator[dict[str, object
 
 
 def _member(context: RequestContext, command: Command) -> RegisteredClient:
-    """Return the client that a request is for; without a clientId, any member of the group."""
+    """Return the client in a request's clientId; without one, any member of the group."""
     name, client_id = command.text("consumerGroup"), command.text("clientId", "")
     group = context.state.members.group(name)
     member = None
@@ -120,7 +120,7 @@ def running_info(context: RequestContext, command: Command) -> None:
 
 
 async def consume_directly(context: RequestContext, command: Command) -> None:
-    """Let one consumer consume one stored message, and answer the result."""
+    """Relay a stored message to one consumer, and answer the result of its consumption."""
     context.gate(command).admin.group(command.text("consumerGroup"))
     message_id = command.text("msgId", "")
     ext = {**command.ext, "brokerName": context.state.broker.config.name}
@@ -156,7 +156,7 @@ class _Gathering:
         self._left = GATHERED_BYTES_MAX
 
     def take(self, client_id: str, answer: Command | None) -> None:
-        """Take the answer of one client; None if it will not answer."""
+        """Add the answer of one client; None if it will not answer."""
         if answer is not None and answer.code == ResponseCode.SUCCESS and 0 < len(answer.body) <= self._left:
             self._left -= len(answer.body)
             self._found[client_id] = answer.body
@@ -166,7 +166,7 @@ class _Gathering:
 
 
 def consumer_status(context: RequestContext, command: Command) -> Steps[None]:
-    """Ask all members of a group, or one of them, for their offsets in each queue."""
+    """Ask all members of a group, or one member, for their offsets in each queue."""
     topic, name, wanted = command.text("topic"), command.text("group"), command.text("clientAddr", "")
     context.gate(command).admin.group(name)
     group = context.state.members.group(name)

@@ -1,4 +1,4 @@
-"""Limits on what a group reads from the disk (RocketMQ AdminBrokerProcessor, cold data flow control)."""
+"""Requests for limits on a group's reads from the disk (RocketMQ AdminBrokerProcessor, cold data flow control)."""
 
 from typing import Final
 
@@ -32,7 +32,7 @@ def set_limits(context: RequestContext, command: Command) -> bytes:
 
 
 def remove_limit(context: RequestContext, command: Command) -> bytes:
-    """Remove the limit of the group that the body names; no error if it has none."""
+    """Remove the limit of the group in the body; no error if it has none."""
     if not 0 < len(command.body) <= GROUP_BYTES_MAX:
         raise Refused(Reason.PARAMETER, f"body of {len(command.body)} bytes is not the name of a group; send its name")
     name = command.body.decode("utf-8", "replace")
@@ -42,7 +42,7 @@ def remove_limit(context: RequestContext, command: Command) -> bytes:
 
 
 def show_limits(context: RequestContext, command: Command) -> bytes:
-    """Answer the limits, and what groups have read from the disk in the current window."""
+    """Answer the limits, and the bytes that groups have read from the disk in the current window."""
     context.gate(command).queries.broker()
     return reply(command, body=dumps(context.state.cold.as_json()))
 

@@ -1,4 +1,4 @@
-"""Shared code of the administrative requests: look-ups, and requests that take long."""
+"""Shared code of the administrative requests: look-ups, and answers after a change is saved."""
 
 from collections.abc import Callable
 from typing import Final
@@ -24,11 +24,11 @@ __all__ = [
 
 # A queue may cost two reads of 0.3 ms: a block of entries and a record.
 QUEUE_US: Final = 125.0
-VERSION_CHARS_MAX: Final = 1024  # of three numbers and their names
+VERSION_CHARS_MAX: Final = 1024  # of a version's three numbers and their names
 
 
 def existing_topic(grant: TopicOffsets) -> Topic:
-    """Return the topic of *grant*. Raises `Refused` (NO_TOPIC) when there is none."""
+    """Return the topic of *grant*. Raises `Refused` (NO_TOPIC) if it does not exist."""
     topic = grant.get()
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"No topic in this broker. topic: {grant.name}; create it with updateTopic")
@@ -36,12 +36,12 @@ def existing_topic(grant: TopicOffsets) -> Topic:
 
 
 def message_queue(broker: Broker, topic: str, queue_id: int) -> MessageQueue:
-    """Return the name of a queue in the protocol."""
+    """Return a queue in the form of the protocol."""
     return MessageQueue(topic, broker.config.name, queue_id)
 
 
 def version_of(text: str) -> Version:
-    """Return the table version in a header field; the oldest one if it is empty."""
+    """Return the table version in a header field; the oldest version if the field is empty."""
     try:
         return Version.from_json(fastjson.loads(text.encode())) if 0 < len(text) <= VERSION_CHARS_MAX else Version()
     except (ValueError, RemoteProtocolError):
@@ -49,7 +49,7 @@ def version_of(text: str) -> Version:
 
 
 def saved(handle: Callable[[RequestContext, Command], Frame | Steps[Frame | None] | None]) -> Handle:
-    """Return a handler that runs *handle* and answers once the change is on disk, so that it survives a crash."""
+    """Return a handler that runs *handle* and answers once the change is on disk and survives a crash."""
 
     def answer_when_saved(context: RequestContext, command: Command) -> Steps[Frame | None]:
         answer = handle(context, command)

@@ -30,7 +30,7 @@ ATTRIBUTES: Final[Mapping[str, Allowed]] = {"priority.factor": range(101)}
 def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[GroupAdminGrant, Group]:
     """Return the group described by *fields*, and the grant to change it.
 
-    The attributes in *fields* are changes to its current ones.
+    The attributes in *fields* change the group's current ones.
     """
     table = {str(key): value for key, value in fields.items()}
     wanted = table.pop("attributes", None)
@@ -92,7 +92,7 @@ def all_groups(context: RequestContext, command: Command) -> Steps[Frame]:
 
 
 def one_group(context: RequestContext, command: Command) -> bytes:
-    """Answer a group's configuration; unlike RocketMQ, create none: a mistyped or deleted one must not appear."""
+    """Answer a group's configuration. Unlike RocketMQ, create no group: a mistyped or deleted one must not appear."""
     name = command.text("group")
     group = context.gate(command).queries.group(name).get()
     if group is None:
@@ -101,7 +101,7 @@ def one_group(context: RequestContext, command: Command) -> bytes:
 
 
 def forbid(context: RequestContext, command: Command) -> bytes:
-    """Answer whether a group is forbidden to read a topic, after changing that if requested."""
+    """Answer whether a group is forbidden to read a topic; change it before if requested."""
     group, topic, gate = command.text("group"), command.text("topic"), context.gate(command)
     grant = gate.queries.group(group)
     if command.ext.get("readable") is not None:

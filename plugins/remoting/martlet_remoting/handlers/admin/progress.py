@@ -49,12 +49,12 @@ def topic_stats(context: RequestContext, command: Command) -> Steps[Frame]:
 
 
 def _stored_ms(topic_offsets: TopicOffsets, queue_id: int, offset: int) -> Steps[int]:
-    """Return when the message at *offset* was stored, in ms; 0 if there is none."""
+    """Return the time in ms at which the message at *offset* was stored; 0 if there is none."""
     return max((yield from topic_offsets.store_ms_at(queue_id, offset)), 0)
 
 
 def _topics_of(members: Members, grant: GroupGrant, wanted: list[str]) -> list[Topic]:
-    """The topics of the group that are there, without those that its live members no longer subscribe to."""
+    """Return the existing topics of the group, without topics that its live members no longer subscribe to."""
     live = members.group(grant.name)
     subscribed = live.subscriptions if live is not None else {}
     names = wanted or grant.topics()
@@ -65,7 +65,7 @@ def _topics_of(members: Members, grant: GroupGrant, wanted: list[str]) -> list[T
 def consume_stats(
     broker: Broker, grant: GroupGrant, topic: Topic, queues: int, budget: Budget
 ) -> Steps[dict[MessageQueue, dict[str, int]]]:
-    """Return how far the group is in the first *queues* queues of *topic* (OffsetWrapper)."""
+    """Return the group's progress in the first *queues* queues of *topic* (OffsetWrapper)."""
     topic_offsets = grant.topic_offsets(topic.name)
     table: dict[MessageQueue, dict[str, int]] = {}
     for queue_id in range(queues):
@@ -74,7 +74,7 @@ def consume_stats(
             "brokerOffset": topic_offsets.end_offset(queue_id),
             "consumerOffset": committed,
             "lastTimestamp": (yield from _stored_ms(topic_offsets, queue_id, committed - 1)),
-            # Only clients know how far they have pulled; the committed offset is a lower bound.
+            # Only clients know their pull offset; the committed offset is a lower bound.
             "pullOffset": committed,
         }
         if budget.is_over():
@@ -113,7 +113,7 @@ def all_group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = state.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
-        # As text: to free the objects of 20,000 groups together would take 10 ms.
+        # As text: freeing the objects of 20,000 groups together would take 10 ms.
         found.append(b"".join((yield from dumps_in_steps({group: stats}))))
         if budget.is_over():
             yield
@@ -136,7 +136,7 @@ def stats_data(context: RequestContext, command: Command) -> bytes:
 
 
 def time_span(context: RequestContext, command: Command) -> Steps[Frame]:
-    """Answer for each queue of a group the times of the first, last and last consumed message, and the delay."""
+    """Answer, for each queue of a group, the times of the first, last and last consumed message, and the delay."""
     state, name, group = context.state, command.text("topic"), command.text("group")
     grant = context.gate(command).queries.topic(name)
     topic = existing_topic(grant)
@@ -163,7 +163,7 @@ def time_span(context: RequestContext, command: Command) -> Steps[Frame]:
 
 
 def consumers_of_topic(context: RequestContext, command: Command) -> Steps[Frame]:
-    """Answer the groups of a topic: live ones that subscribe to it, and those with committed offsets."""
+    """Answer the groups of a topic: live groups that subscribe to it, and groups with committed offsets."""
     state, topic = context.state, command.text("topic")
     grant = context.gate(command).queries.topic(topic)
     alive = [name for name, group in state.members.consumers.items() if topic in group.subscriptions]
@@ -198,7 +198,7 @@ def all_offsets(context: RequestContext, command: Command) -> Steps[Frame]:
 
 
 def correction_offsets(context: RequestContext, command: Command) -> Steps[bytes]:
-    """Answer for each queue the lowest offset of the other groups, if the compared group is ahead of it.
+    """Answer, for each queue, the lowest offset of the other groups, if the compared group is ahead of it.
 
     A group that takes over from others can be reset to these offsets.
     """
@@ -250,7 +250,7 @@ def consume_queue(context: RequestContext, command: Command) -> Steps[bytes]:
 
 
 def _no_queue(grant: TopicGrant, command: Command, queue_id: int) -> bytes:
-    """Answer for a queue without a consume queue: empty if the topic has this queue, else an error."""
+    """Answer for a missing consume queue: empty if the topic has this queue, else an error."""
     found = grant.get()
     if found is None or not found.has_readable(queue_id):
         raise Declined(ResponseCode.SYSTEM_ERROR, f"{queue_id}-{grant.name} not exists.")
@@ -259,7 +259,7 @@ def _no_queue(grant: TopicGrant, command: Command, queue_id: int) -> bytes:
 
 
 def _wants(held: GroupSubscription, code: int) -> bool:
-    """Return whether a queue entry with tag code *code* may match *held*."""
+    """Return whether a queue entry with tag code *code* may match the subscription *held*."""
     return held.selection is not None and (held.selection.codes is None or code in held.selection.codes)
 
 

@@ -26,7 +26,7 @@ def reset(context: RequestContext, command: Command) -> Steps[Frame]:
     """Reset a group's offsets to a time, or one queue to an offset.
 
     The broker stores the new offsets and returns them when the consumers pull (RocketMQ's
-    ``useServerSideResetOffset``). If that is switched off, it sends them to live consumers immediately.
+    ``useServerSideResetOffset``). If that is switched off, the broker sends them to live consumers immediately.
     """
     state = context.state
     grant = context.gate(command).admin.group(command.text("group"))
@@ -77,7 +77,7 @@ def _checked(topic_offsets: TopicOffsets, queue_id: int, offset: int) -> int:
 
 
 def _offset_at(topic_offsets: TopicOffsets, queue_id: int, timestamp: int) -> Steps[int]:
-    """Return the first offset stored at or after *timestamp*; the end for a negative one."""
+    """Return the first offset stored at or after *timestamp*; the end of the queue for a negative *timestamp*."""
     if timestamp < 0:
         return topic_offsets.end_offset(queue_id)
     return (yield from topic_offsets.offset_by_time(queue_id, timestamp))
@@ -88,7 +88,7 @@ def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[Frame]:
 
 
 def _reset_clients(broker: Broker, members: Members, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
-    """Send the new offsets to every live member; unless forced, only those that go back."""
+    """Send the new offsets to every live member; unless forced, no offset moves forward."""
     name, group = command.text("topic"), command.text("group")
     timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
     topic_offsets = grant.topic_offsets(name)

@@ -1,4 +1,4 @@
-"""GET_TIMER_METRICS: how many timed messages are pending, and which; the latter is Martlet's own (`martlet timer`)."""
+"""GET_TIMER_METRICS: counts of pending timed messages, and lists of them, which are Martlet's own (`martlet timer`)."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ WITHIN_S: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 
 
 async def timer_metrics(context: RequestContext, command: Command) -> bytes:
-    """Answer counts; with the fields ``from`` and ``count`` also that many messages that are due from then on."""
+    """Answer counts; with the fields ``from`` and ``count`` also *count* messages that are due at ``from`` or later."""
     context.gate(command).queries.broker()
     count = min(max(command.integer("count", 0), 0), LISTED_MAX)
     broker = context.state.broker

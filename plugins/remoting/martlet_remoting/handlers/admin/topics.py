@@ -25,21 +25,21 @@ __all__ = ["TABLE", "Allowed", "alter_attributes", "is_system", "page", "system_
 T = TypeVar("T")
 
 DIGITS_MAX: Final = 20
-# Our own fields of a request to change a topic, and of its answer.
+# Martlet's own fields of a request to change a topic, and of its answer.
 FORCE: Final = "force"
 LOST: Final = "lostMessages"
 TOPIC_US: Final = 60.0  # a change notifies name servers, shared groups and subscriptions
 
-# The values of an attribute: one of some words, or a number in a range.
+# The allowed values of an attribute: some words, or the numbers of a range.
 Allowed: TypeAlias = tuple[str, ...] | range
 # RocketMQ TopicAttributes.
 ATTRIBUTES: Final[Mapping[str, Allowed]] = {
     "queue.type": ("BatchCQ", "SimpleCQ", "RocksDBCQ"),
     "cleanup.policy": ("DELETE", "COMPACTION"),
     "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE"),
-    RESERVE_TIME: range(-1, 1 << 63),  # hours; those of the log with -1 and 0
+    RESERVE_TIME: range(-1, 1 << 63),  # hours; -1 and 0 mean the log's retention
 }
-# Attributes that determine how a topic is stored cannot be changed later.
+# Attributes that cannot be changed later, because they determine how a topic is stored.
 FIXED: Final = frozenset(("queue.type", "cleanup.policy"))
 # The store has one kind of queue and removes messages by age.
 SUPPORTED: Final[Mapping[str, str]] = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
@@ -68,9 +68,9 @@ def _changeable(context: RequestContext, command: Command, name: str) -> TopicAd
 def alter_attributes(
     held: Mapping[str, str], wanted: Mapping[str, str], *, new: bool, known: Mapping[str, Allowed] = ATTRIBUTES
 ) -> dict[str, str]:
-    """Return *held* changed by *wanted*: its key ``+name`` sets an attribute, ``-name`` removes it (AttributeUtil).
+    """Return *held* after the changes *wanted*: ``+name`` sets an attribute, ``-name`` removes it (AttributeUtil).
 
-    *known* are all attributes.
+    *known* has all attributes with their allowed values.
 
     Raises:
       Declined: a key has no sign or is unknown, or a value is invalid (SYSTEM_ERROR).
@@ -138,8 +138,8 @@ def parse_attributes(text: str) -> dict[str, str]:
 def update_topic(context: RequestContext, command: Command) -> bytes | Steps[bytes]:
     """Create or change a topic; listeners of the topic table inform the name servers.
 
-    A queue that is taken away stays readable until its messages are consumed. With Martlet's own field *force* it is
-    dropped at once, and the answer says how many messages are lost.
+    A removed queue stays readable until its messages are consumed. With Martlet's own field *force* it is dropped at
+    once, and the answer has the number of lost messages.
     """
     name = command.text("topic")
     grant = _changeable(context, command, name)
