@@ -1,1 +1,1 @@
-"""Name servers and other brokers: registration, and what they have told."""
+"""Name servers and other brokers: registration, and queues of topics on other brokers."""

@@ -1,8 +1,8 @@
 """The queues of a topic on other brokers, according to the name servers.
 
-The name server in this process is read directly. Remote ones are asked, and their answers are cached
-for as long as RocketMQ's brokers cache them. The members of a group request assignments at the same
-time; only one query runs at a time, and its answer serves them all.
+The name server in this process is read directly. Answers of remote ones are cached for as long as in RocketMQ's
+brokers. The members of a group request assignments at the same time; only one query runs at a time, and its answer
+serves all of them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Routes(Protocol):
 
     @property
     def asks_elsewhere(self) -> bool:
-        """Whether there are remote name servers."""
+        """Whether remote name servers are configured."""
         ...
 
     def queues_inside(self, topic: str) -> Sequence[TopicQueues]:
@@ -36,8 +36,7 @@ class Routes(Protocol):
     async def queues_elsewhere(self, topic: str) -> Sequence[TopicQueues]:
         """Return the queues that a remote name server knows.
 
-        Raises:
-          OSError, MartletError, trio.BrokenResourceError: none gave a valid answer.
+        Raises: OSError, MartletError, trio.BrokenResourceError: no name server gave a valid answer.
         """
         ...
 
@@ -63,10 +62,10 @@ class OtherBrokers:
     async def ask(self, topic: str) -> Sequence[TopicQueues]:
         """Return the queues of *topic* on all registered brokers; ask a name server if necessary.
 
-        If none answers, the last answer is used.
+        If no name server answers, the last answer is used.
 
         Raises:
-          Refused: none answered, and there is no earlier answer (UNAVAILABLE).
+          Refused: no name server answered, and there is no earlier answer (UNAVAILABLE).
         """
         async with self._asking:
             fresh = self.known(topic)

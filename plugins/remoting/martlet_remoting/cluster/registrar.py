@@ -1,9 +1,8 @@
 """Registers this broker and its topics with name servers.
 
-It registers with the name server in this process by a function call, at once. With name servers
-elsewhere it registers over TCP: all topics at first and every 30 seconds, a changed topic as soon
-as it changes; at shutdown it unregisters. Each has its own task and connection, so that one that
-cannot be reached does not delay the others.
+With the name server in this process it registers by a function call, at once. With remote name servers it registers
+over TCP: all topics at first and every 30 seconds, a changed topic at once; at shutdown it unregisters. Each remote
+name server has its own task and connection, so that an unreachable one does not delay the others.
 """
 
 import itertools
@@ -44,8 +43,8 @@ FULL: Final = READ | WRITE | INHERIT
 # With more topics most rounds are only a heartbeat, because encoding the whole table takes milliseconds.
 FEW_TOPICS: Final = 1000
 WHOLE_EVERY: Final = 10
-# Deleted topics leave the routes of the name server in this process together: the pause after each whole registration
-# there, in units of its duration, and at most in seconds.
+# Pause after each whole registration with the name server in this process, so that deleted topics leave its routes
+# together: in units of the registration's duration, and at most in seconds.
 PAUSE_TIMES: Final = 10
 PAUSE_MOST_S: Final = 1.0
 
@@ -130,7 +129,7 @@ class Registrar:
         return self._address
 
     def nameservers(self) -> list[str]:
-        """The addresses of all name servers that we register with."""
+        """The addresses of all name servers that this broker registers with."""
         inside = [self._inside.address] if self._inside is not None else []
         return inside + [remote.address for remote in self._remotes]
 
@@ -157,7 +156,7 @@ class Registrar:
         return Version(held.counter, held.state_version, held.timestamp)
 
     def tells_all(self, rounds: int) -> bool:
-        """Whether round number *rounds* sends all topics, even if none has changed."""
+        """Return whether round number *rounds* sends all topics, even if none has changed."""
         return len(self._broker.topics) <= FEW_TOPICS or rounds % WHOLE_EVERY == 0
 
     def encode(self, topics: Iterable[Topic]) -> Steps[tuple[Command, list[bytes]]]:
@@ -167,7 +166,7 @@ class Registrar:
         return Command(RequestCode.REGISTER_BROKER, ext, language=ANSWER_LANGUAGE), body
 
     def question(self) -> Command:
-        """Return the request that asks whether our topic version is known; it also counts as a heartbeat."""
+        """Return the request that asks whether this broker's topic version is known; it also counts as a heartbeat."""
         body = orjson.dumps(self.version().as_json())
         return Command(RequestCode.QUERY_DATA_VERSION, self._names(), body, language=ANSWER_LANGUAGE)
 
@@ -195,10 +194,9 @@ class Registrar:
         return route.queues if route is not None else ()
 
     async def queues_elsewhere(self, topic: str) -> Sequence[TopicQueues]:
-        """Return the queues of *topic* on all brokers, from the first name server elsewhere that answers.
+        """Return the queues of *topic* on all brokers, from the first remote name server that answers.
 
-        Raises:
-          OSError, MartletError, trio.BrokenResourceError: none of them gave a valid answer.
+        Raises: OSError, MartletError, trio.BrokenResourceError: no name server gave a valid answer.
         """
         for remote in self._remotes[:-1]:
             try:
@@ -208,7 +206,7 @@ class Registrar:
         return await self._remotes[-1].queues(topic)
 
     def take_orders(self, orders: Iterable[tuple[str, str]]) -> None:
-        """Mark topics as ordered that a name server lists as such (TopicConfigManager.updateOrderTopicConfig)."""
+        """Mark the topics that a name server lists as ordered (TopicConfigManager.updateOrderTopicConfig)."""
         topics = self._broker.topics
         for name, _ in orders:
             topic = topics.get(name)
@@ -228,13 +226,13 @@ class Registrar:
         return list(self._broker.topics)
 
     def _changed(self, topic: Topic | None) -> None:
-        """Note that *topic* was created or changed; None means that a topic was deleted."""
+        """Register the created or changed *topic*; None means that a topic was deleted."""
         if not self._address or self._stopped:
             return
         for remote in self._remotes:
             remote.note(topic)
         if topic is None:
-            # Send the whole table once, however many topics were deleted in this step.
+            # The whole table is sent once for any number of topics deleted in this step.
             self._inside_stale = True
             self._wake.set()
         elif self._inside is not None:
@@ -248,7 +246,7 @@ class Registrar:
         self.take_orders((self._inside.kv.namespace(ORDER_TOPICS) or {}).items())
 
     def _shapes(self) -> Iterator[TopicShape]:
-        """Yield all topics, each in its current state, because they may change between slices."""
+        """Yield all topics, each in its current state, because topics may change between slices."""
         topics = self._broker.topics
         for topic in topics:
             held = topics.get(topic.name)
@@ -294,7 +292,7 @@ class Registrar:
                 await trio.sleep(min(PAUSE_TIMES * (trio.current_time() - begun), PAUSE_MOST_S))
 
     def _renewed_inside(self) -> bool:
-        """Send a heartbeat; return False if the name server does not have our current topics."""
+        """Send a heartbeat; return False if the name server does not have the current topics."""
         if self._inside is None:
             return True
         table, cluster = self._inside.table, self._broker.config.cluster
@@ -326,7 +324,7 @@ class Registrar:
 
 @final
 class _Remote:
-    """One name server elsewhere."""
+    """One remote name server."""
 
     def __init__(self, registrar: Registrar, address: str, connect: Connect) -> None:
         self.address = address
@@ -339,14 +337,14 @@ class _Remote:
         self._pause_s = RETRY_FIRST_S
 
     def note(self, topic: Topic | None) -> None:
-        """Send *topic* soon; a deletion cannot be sent, so the whole table is sent without it."""
+        """Send *topic* soon; a deletion (None) cannot be sent, so the whole table is sent without the topic."""
         if topic is not None:
             self._changed[topic.name] = topic
             if self._nap is not None:
                 self._nap.cancel()
 
     async def queues(self, topic: str) -> Sequence[TopicQueues]:
-        """Return the queues of *topic*; uses a separate connection, because that of the registration may be busy."""
+        """Return the queues of *topic*, over a separate connection, because that of the registration may be busy."""
         stream = await self._connect(self._host, self._port)
         try:
             ext = {"topic": topic, "acceptStandardJsonOnly": True}
@@ -405,7 +403,7 @@ class _Remote:
         self._registrar.take_orders(order_topics(answer.body))
 
     async def _is_unknown(self, connection: "_Connection") -> bool:
-        """Whether the name server does not have our current topics."""
+        """Return whether the name server lacks the current topics."""
         answer = await connection.ask(self._registrar.question())
         return answer.text("changed", "true") != "false"
 
@@ -439,7 +437,7 @@ class _Connection:
         """Send *command*, with *body* if given, and return the answer.
 
         Raises:
-          RemoteProtocolError: it was refused, or the connection has closed.
+          RemoteProtocolError: the request was refused, or the connection has closed.
         """
         answer = await self.exchange(command, body)
         if answer.code != ResponseCode.SUCCESS:
@@ -447,7 +445,7 @@ class _Connection:
         return answer
 
     async def exchange(self, command: Command, body: Sequence[bytes] = ()) -> Command:
-        """Like `ask`, but also return an answer that is a refusal.
+        """Send *command* like `ask`, but return also an answer that is a refusal.
 
         Raises:
           RemoteProtocolError: the connection has closed.
@@ -464,7 +462,7 @@ class _Connection:
         return answer
 
     async def listen(self) -> None:
-        """Read and drop unexpected data, so that a closed connection is noticed."""
+        """Read and drop unexpected data, to notice a closed connection."""
         while True:
             await self._next()
 

@@ -1,8 +1,7 @@
 """``martlet bench``: puts a short load on a running broker and measures it.
 
-It counts only acknowledged messages, and reads them all back. The first messages, which open
-connections and create the topic, are not measured. The load comes from one Python process,
-which is often the bottleneck; the output says so.
+Only acknowledged messages count, and all are read back. The first messages, which open connections and create the
+topic, are not measured. The load comes from one Python process, which is often the bottleneck; the output says so.
 """
 
 import argparse

@@ -21,7 +21,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def subcommands(
     parser: argparse.ArgumentParser, examples: str
 ) -> Callable[[str, str, Callable[[Any], object]], argparse.ArgumentParser]:
-    """Return a function that adds a subcommand (name, help, work) to *parser*; its help shows its own *examples*."""
+    """Return a function that adds a subcommand (name, help, work) to *parser*, with its lines of *examples*."""
     choices = parser.add_subparsers(metavar="ACTION", required=True)
     parser.epilog = examples
 

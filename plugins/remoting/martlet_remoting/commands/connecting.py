@@ -1,4 +1,4 @@
-"""Connection settings of commands, and how their failures are reported.
+"""Connection settings of commands, and reports of their failures.
 
 Every command that talks to a broker has the same connection options. An option overrides the
 environment, which overrides the section ``[client]`` of the configuration file. The environment
@@ -64,7 +64,7 @@ IMPLY_TLS: Final = ("tls_ca", "tls_cert", "tls_key", "tls_insecure")
 ON: Final = ("1", "true", "yes", "on")
 OFF: Final = ("0", "false", "no", "off")
 
-# Long, because the user can press Ctrl-C: a short pause of a machine must not cause a failure or a second send.
+# The timeout is long, as the user can press Ctrl-C: a short pause of a machine must not cause a failure or resend.
 TIMEOUT_S: Final = 30.0
 
 Work: TypeAlias = Callable[[Any], Awaitable[int]]
@@ -122,7 +122,7 @@ def add_connection(parser: argparse.ArgumentParser, timeout_s: float = TIMEOUT_S
 
 
 def client_config(arguments: Any) -> ClientConfig:
-    """Return the configuration from options, environment and file; the first that sets a value wins.
+    """Return the configuration: each value from the options, else from the environment, else from the file.
 
     Raises:
       ConfigError: a value is invalid.
@@ -207,7 +207,7 @@ def _from_options(arguments: Any) -> dict[str, object]:
 def talking(work: Work | None = None) -> Callable[[Any], int]:
     """Return the `run` of a `Command`: it runs *work*, or the chosen subcommand's work, in trio.
 
-    It passes the `ClientSettings` as ``arguments.settings``.
+    *work* gets the `ClientSettings` as ``arguments.settings``.
     """
 
     def run(arguments: Any) -> int:
@@ -263,7 +263,7 @@ async def _until_interrupted(work: Work, arguments: Any) -> int:
     """Run *work*; the first Ctrl-C cancels it, the second interrupts it immediately.
 
     Raises:
-      KeyboardInterrupt: it was interrupted; in an exception group if *work* failed while it was cancelled.
+      KeyboardInterrupt: *work* was interrupted; in an exception group if *work* failed while it was cancelled.
     """
     at_once = signal.getsignal(signal.SIGINT)
     if at_once == signal.SIG_IGN:

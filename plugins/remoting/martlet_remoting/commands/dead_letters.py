@@ -1,8 +1,7 @@
-"""``martlet dlq``: list, show and resend the dead letters of a group: messages that it failed on too often.
+"""``martlet dlq``: list, show and resend the dead letters of a group: messages that its consumers failed on too often.
 
-A group's dead letters are the messages of its topic ``%DLQ%GROUP``. They stay there after a
-resend. The offset after the last resent message is committed for the tools' group, so the next
-``resend`` continues there.
+A group's dead letters are the messages of its topic ``%DLQ%GROUP``. A resend leaves them there. The offset after the
+last resent message is committed for the tools' group, so the next ``resend`` continues there.
 """
 
 import argparse
@@ -102,7 +101,7 @@ async def show_letters(arguments: Any) -> int:
 
 
 async def _queues(arguments: Any, consumer: PullConsumer) -> list[MessageQueue]:
-    """Return the queues of the group's dead letters; none if it never had any."""
+    """Return the queues of the group's dead letters; empty if the group never had any."""
     group = arguments.group
     check_group(group)
     try:
@@ -134,7 +133,7 @@ async def _letters(
 
 
 def _origin(message: ReceivedMessage) -> str:
-    """Return the topic that *message* was first sent to; empty if unknown."""
+    """Return the original topic of *message*; empty if unknown."""
     return message.properties.get("RETRY_TOPIC") or message.properties.get("DLQ_ORIGIN_TOPIC", "")
 
 
@@ -195,12 +194,12 @@ def _header(message: ReceivedMessage, arguments: Any, now_ms: int) -> SendHeader
     if topic is None and "RETRY_TOPIC" in properties:
         topic = RETRY_PREFIX + arguments.group
     else:
-        # A group of another protocol has no retry topic and consumes the topic itself.
+        # A group of another protocol has no retry topic: it consumes the original topic.
         properties.pop("RETRY_TOPIC", None)
         topic = topic or origin
     if not topic:
         raise ClientError(f"message {message.message_id!r} has no property with its original topic; give --topic")
-    # The body was expanded on receipt.
+    # The body was decompressed on receipt.
     sys_flag = message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS | TRANSACTION_BITS)
     return SendHeader(
         producer_group=PRODUCER_GROUP,

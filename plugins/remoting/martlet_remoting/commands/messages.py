@@ -25,7 +25,7 @@ from martlet_remoting.wire.answers.messages import parse_message_id
 
 __all__ = ["SHOW", "TAIL", "TOOLS_GROUP", "choose_queues", "message_fields", "show"]
 
-# RocketMQ's group for tools, which every broker has (MixAll.TOOLS_CONSUMER_GROUP), so reading creates no group.
+# RocketMQ's group for tools (MixAll.TOOLS_CONSUMER_GROUP); every broker has it, so reading creates no group.
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 TAIL_EPILOG = """\
@@ -103,7 +103,7 @@ async def tail(arguments: Any) -> int:
 
 
 async def _check_within(consumer: PullConsumer, offset: int, queues: list[MessageQueue]) -> None:
-    """Raise a `ClientError` if *offset* is beyond the end of all *queues*: nothing would be shown."""
+    """Raise a `ClientError` if *offset* is beyond the end of all *queues*: no message would be shown."""
     end = max([await consumer.max_offset(queue) for queue in queues])
     if offset > end:
         where = f"queue {queues[0].queue_id}" if len(queues) == 1 else "each queue"

@@ -33,7 +33,7 @@ Exit codes: 0 all answer; 1 a broker does not answer, or none is registered; 2 i
 
 @final
 class Pong(Struct, frozen=True):
-    """The result of one request; *error* is empty if it was answered."""
+    """The result of one request; *error* is empty if the request was answered."""
 
     role: str
     name: str
@@ -81,14 +81,14 @@ async def ping(arguments: Any) -> int:
 
 
 async def _ask(admin: Admin, name: str, address: str) -> Pong:
-    """Request the broker's counters: Martlet and RocketMQ both answer that without authentication."""
+    """Request the broker's counters: Martlet and RocketMQ answer this request without authentication."""
     began = time.perf_counter()
     await admin.network.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
     return Pong("broker", name, address, _since_ms(began), "")
 
 
 async def _ask_alone(admin: Admin, address: str) -> Pong:
-    """Ask the only broker, whose address was given and may be that of something else."""
+    """Ask the only broker, at the given address, where another kind of server may listen."""
     try:
         return await _ask(admin, "", address)
     except BrokerError as error:

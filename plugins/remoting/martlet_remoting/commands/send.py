@@ -225,7 +225,8 @@ async def send(arguments: Any) -> int:
     async with Producer(
         arguments.settings, PRODUCER_GROUP, send_timeout_s=arguments.settings.request_timeout_s
     ) as producer:
-        # A send outlasts an outage; an address where nobody listens is more likely a mistake. This finds it at once.
+        # A send outlasts an outage, but an address without a listener is more likely a mistake: this request fails at
+        # once.
         await producer.queues(arguments.topic)
 
         async def send_one(item: Item) -> None:
@@ -283,9 +284,9 @@ def _show(result: SendResult, *, as_json: bool) -> None:
 
 
 async def send_each(items: Iterator[Item], send_one: SendOne) -> None:
-    """Send *items*: the first alone because it may create the topic, the others concurrently.
+    """Send *items*: the first alone, because it may create the topic, then the others concurrently.
 
-    If *items* raises an error, wait for the sends under way first, so that they are counted; then raise the error.
+    If *items* raises an error, it is raised after the sends in flight are finished and counted.
     """
     failed: Exception | None = None
     first = await trio.to_thread.run_sync(next, items, None, abandon_on_cancel=True)

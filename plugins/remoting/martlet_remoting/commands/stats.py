@@ -109,7 +109,7 @@ def _rates(before: Counters, now: Counters, spent_s: float) -> dict[str, dict[st
 
 
 def _number(text: str) -> float:
-    """Return *text* as a number; 0 if it is not one, so that its rate is 0."""
+    """Return *text* as a number; 0, and so a rate of 0, if *text* is no number."""
     try:
         return float(text)
     except ValueError:
@@ -117,7 +117,7 @@ def _number(text: str) -> float:
 
 
 def _typed(value: object) -> object:
-    """Return *value* as a number if it is the text of one: on the wire all counters are text."""
+    """Return *value* as a number if it is the text of a number: on the wire all counters are text."""
     if isinstance(value, str) and NUMBER.fullmatch(value):
         return float(value) if "." in value or "e" in value else int(value)
     return value

@@ -1,4 +1,4 @@
-"""``martlet timer``: count, list and recall messages that are pending until a time of their own."""
+"""``martlet timer``: count, list and recall pending timed messages."""
 
 import argparse
 from typing import Any, Final

@@ -33,7 +33,7 @@ examples:
 QUEUES: Final = 8
 QUEUES_MAX: Final = 16384  # the broker's limit, in martlet.tables.topics
 HOURS_MAX: Final = 1_000_000
-WANTED: Final = "martletReadQueueNums"  # while the topic has more queues, until they are consumed
+WANTED: Final = "martletReadQueueNums"  # set while removed queues wait to be consumed
 RESERVE_TIME: Final = "reserve.time"
 PERMS: Final = {"rw": 6, "r": 4, "w": 2}
 # RocketMQ's own topics (TopicValidator); retry and dead-letter topics belong to groups.
@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @final
 class Listed(Struct):
-    """A topic, added up over all brokers."""
+    """A topic, with the sums over all brokers."""
 
     brokers: int
     queues: int
@@ -158,14 +158,14 @@ async def do_create(arguments: Any) -> int:
 
 
 class Kept(NamedTuple):
-    """Queues that a topic has only until they are consumed, and their messages, on all brokers."""
+    """Removed queues of a topic that stay until they are consumed, and their messages, on all brokers."""
 
     kept_queues: int
     kept_messages: int
 
 
 async def _kept(admin: Admin, topic: str, queues: int, brokers: Sequence[str]) -> Kept:
-    """Return which queues of *topic* beyond its *queues* are still there to be read."""
+    """Return the removed queues of *topic*, numbered from *queues* on, that can still be read."""
     kept_queues = 0
     for address in await _masters(admin, brokers):
         fields = await _config(admin, address, topic)
@@ -178,7 +178,7 @@ async def _kept(admin: Admin, topic: str, queues: int, brokers: Sequence[str]) -
 
 
 async def _force(admin: Admin, topic: str, queues: int, brokers: Sequence[str]) -> int:
-    """Take away all queues of *topic* beyond its *queues*; return how many messages are lost."""
+    """Drop all queues of *topic* from number *queues* on; return the number of lost messages."""
     lost = 0
     for address in await _masters(admin, brokers):
         fields = await _config(admin, address, topic)
@@ -204,14 +204,14 @@ async def _masters(admin: Admin, brokers: Sequence[str]) -> list[str]:
 
 
 async def _config(admin: Admin, address: str, topic: str) -> Mapping[object, object]:
-    """Return what the broker at *address* says of *topic*; nothing if it has no such topic."""
+    """Return the configuration of *topic* on the broker at *address*; empty if it has no such topic."""
     answer = await admin.network.ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, {})
     fields = mapping(load_object(answer.body), "topicConfigTable").get(topic)
     return fields if isinstance(fields, Mapping) else {}
 
 
 async def _queues_and_perm(admin: Admin, topic: str) -> tuple[int, int]:
-    """Return what *topic* has on each broker, or what a new one gets. Raises `ClientError` if brokers differ."""
+    """Return queues and permissions of *topic* on each broker, or defaults. Raises `ClientError` if brokers differ."""
     found: set[tuple[int, int, int]] = set()
     for address in (await admin.cluster()).masters().values():
         fields = await _config(admin, address, topic)

@@ -20,7 +20,7 @@ UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 UNITS_MS: Final = {"ms": 1} | {unit: 1000 * in_s for unit, in_s in UNITS_S.items()}
 _DURATION: Final = re.compile(r"([0-9]{1,12}(ms|[smhd]))+", re.ASCII)
 _PART: Final = re.compile(r"([0-9]+)(ms|[smhd])")
-# Times in ms since 1970 from September 2001 on have so many digits; fewer are a mistake, such as seconds.
+# Digits of times in ms since 1970, from September 2001 on; fewer are a mistake, such as seconds.
 MS_DIGITS_MIN: Final = 13
 TIME_MS_MAX: Final = (1 << 47) - 1
 WHERE: Final = "begin, end, an offset (4711), a time (2026-03-01T12:00), or 15m for 15 minutes ago"

@@ -1,10 +1,10 @@
-"""Takes over the pops of a store that RocketMQ has used: what was popped there and not acknowledged becomes leases.
+"""Takes over the pops of a store that RocketMQ has used: popped messages without an acknowledgement become leases.
 
 RocketMQ moves a group's offset when it pops. It stores a check point for each pop and a record for each acknowledgement
 in a revive topic, through its timer topic, and later puts messages without an acknowledgement into a retry topic
-(PopMessageProcessor, AckMessageProcessor, PopReviveService). So a check point that is still of interest is in one of
-two places: in the revive topic after the offset of the revive group, or in the timer topic if ``config/timercheck``
-says that it was not delivered yet.
+(PopMessageProcessor, AckMessageProcessor, PopReviveService). So a relevant check point is in one of two places: in the
+revive topic after the offset of the revive group, or in the timer topic if it was not delivered yet according to
+``config/timercheck``.
 
 A check point's pop time and invisible time are the generation and the duration of a lease, so handles from RocketMQ
 stay valid.
@@ -48,9 +48,9 @@ TIMER_OUT_MS: Final = b"TIMER_OUT_MS"
 TIMER_NUMBERS: Final = Struct(">qqqq")
 # Invisible times are usually a minute. RocketMQ's proxy allows 12 hours.
 INVISIBLE_MS_MAX: Final = 86_400_000
-# The timer topic's newest messages that are read: about a minute of work.
+# Number of the timer topic's newest messages to read: about a minute of work.
 TIMERS_MAX: Final = 2_000_000
-# Of one check point; a pop takes 32 messages.
+# Messages of one check point; a pop gets 32.
 COUNT_MAX: Final = 256
 # Acknowledgements that are kept until their check point is found.
 EARLY_MAX: Final = 1_000_000
@@ -61,7 +61,7 @@ RETRY_S: Final = 5.0
 
 
 class PoppedQueue(NamedTuple):
-    """A queue of which a group has popped."""
+    """A queue that a group has popped."""
 
     group: str
     topic: str
@@ -74,8 +74,7 @@ Pops = dict[int, tuple[int, int]]
 
 @final
 class CheckPoints:
-    """Pairs check points with acknowledgements. A message's newest pop counts, as in RocketMQ a changed invisible time
-    is a pop of its own."""
+    """Pairs check points with acknowledgements. A message's newest pop counts; changing the invisible time is a pop."""
 
     def __init__(self) -> None:
         self.pops: dict[PoppedQueue, Pops] = {}
@@ -83,7 +82,7 @@ class CheckPoints:
         self.damaged = 0
 
     def add(self, tag: bytes, data: bytes) -> None:
-        """Add a record with *tag* and the body *data*; others than of pops are ignored, damaged ones are counted."""
+        """Add the record with *tag* and body *data*; one of another kind is ignored, a damaged one is counted."""
         if tag not in TAGS:
             return
         try:
@@ -95,7 +94,7 @@ class CheckPoints:
             self.damaged += 1
 
     def _add(self, tag: bytes, body: dict[object, object]) -> None:
-        """As `add`. Raises `Refused` if a number does not fit 64 bits."""
+        """Add a record like `add`. Raises `Refused` if a number does not fit 64 bits."""
         group, topic = text(body, "c"), text(body, "t")
         queue = PoppedQueue(group, topic, integer(body, "q", -1))
         start, pop_ms = integer(body, "so", -1), integer(body, "pt", -1)
@@ -148,7 +147,7 @@ class RevivedPops:
         self._topics = [topic.name for topic in broker.topics if topic.name.startswith(REVIVE_PREFIX)]
         # If the broker is killed before the end, the next start takes over everything again.
         self._wanted = broker.groups.offsets.has_foreign_pops
-        # Of RocketMQ's timers nothing is believed beyond the newest record of its log.
+        # RocketMQ's timers are trusted only up to the newest record of its log.
         timers = broker.store.queues.find(TIMER_TOPIC, 0) if self._wanted else None
         self._newest_ms = broker.store.lookup.newest_ms() if timers is not None and timers.next_offset else 0
 
@@ -171,7 +170,7 @@ class RevivedPops:
         leased = await broker.turns.finish(self._lease(points))
         broker.store.committer.commit_early()
         await broker.store.flusher.wait_flushed(broker.store.written)
-        # So that RocketMQ, and the next start after it, do not read them again.
+        # With the offset committed, RocketMQ and the next start after it do not read these records again.
         for queue, end in ends:
             if end > 0:
                 broker.groups.offsets.commit(REVIVE_GROUP, queue.topic, queue.queue_id, end - 1)
@@ -200,12 +199,12 @@ class RevivedPops:
                 yield from map(topic.queue, range(topic.read_queues))
 
     async def _revive_queue(self, points: CheckPoints, queue: Queue) -> tuple[Queue, int]:
-        """Read what the revive group has not consumed; return the end."""
+        """Read the records that the revive group has not consumed; return the end of the queue."""
         consumed = self._broker.groups.offsets.get(REVIVE_GROUP, queue.topic, queue.queue_id)
         return queue, await self._read_all(points, queue, consumed + 1)
 
     async def _timers(self, points: CheckPoints, queue: Queue) -> tuple[Queue, int]:
-        """Read check points and acknowledgements that were not delivered yet; return the end."""
+        """Read check points and acknowledgements that were not delivered yet; return the end of the timer queue."""
         store, groups = self._broker.store, self._broker.groups
         check = next(iter(store.data_directory.read_generations(TIMER_CHECK)), b"")
         read_ms = in_wheel = 0
@@ -251,7 +250,7 @@ class RevivedPops:
         return end
 
     def _lease(self, points: CheckPoints) -> Steps[int]:
-        """Lease what was popped and not acknowledged; return the number of messages."""
+        """Lease the messages that were popped and not acknowledged; return their number."""
         budget, leased, shared_groups = Budget(), 0, self._broker.shared_groups
         room = shared_groups.room
         for popped, pops in points.pops.items():

@@ -1,4 +1,4 @@
-"""One connection to the name server: handles its requests in order; a long one delays only those after it."""
+"""One connection to the name server: handles its requests in order; a long request delays only later ones."""
 
 from collections.abc import Awaitable
 from typing import final

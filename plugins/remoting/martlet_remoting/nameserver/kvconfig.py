@@ -16,7 +16,7 @@ from martlet_remoting.wire.fastjson import load_object
 __all__ = ["ORDER_TOPICS", "KVConfig"]
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
-# For the whole table, which is rendered at each change: 20,000 ordered topics.
+# Limit of the whole table, which is rendered at each change: 20,000 ordered topics.
 BYTES_MAX: Final = 2 * 1024 * 1024
 
 
@@ -47,7 +47,7 @@ class KVConfig:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, name: str) -> dict[str, str] | None:
-        """Return all texts of a namespace; None if nothing was ever put into it."""
+        """Return all texts of a namespace; None if the namespace never had any."""
         found = self._table.get(name)
         return dict(found) if found is not None else None
 
@@ -56,13 +56,13 @@ class KVConfig:
 
         Raises:
           Refused: the table would exceed its size limit (BUSY).
-          OSError: it cannot be saved, and the change has no effect.
+          OSError: the table cannot be saved, and the change has no effect.
         """
         async with self._lock:
             await self._change(namespace, {**self._table.get(namespace, {}), key: value})
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Delete a value and return once that is on disk; the namespace is kept even if it is empty."""
+        """Delete a value; return once the deletion is on disk. The namespace is kept even if it is empty."""
         async with self._lock:
             values = self._table.get(namespace)
             if values is not None and key in values:

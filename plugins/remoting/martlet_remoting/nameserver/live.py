@@ -1,4 +1,4 @@
-"""Live brokers of the route table: when each sent something last, and over which connection it registered."""
+"""Live brokers of the route table: the time of each one's last request, and its connection."""
 
 from collections.abc import Iterable
 from typing import Final, final
@@ -17,13 +17,14 @@ BROKERS_OF_A_CONNECTION_MAX: Final = 256
 
 @final
 class Live(Struct):
-    """When the broker at an address last sent something, its names, and its connection."""
+    """The state of the broker at an address: time of its last request, names, and connection."""
 
     name: str
     seen: float
     timeout_ms: int
     state_version: int
-    version: Version | None  # None: its topics here are outdated, so it must register all of them again
+    # None: the table's topics of the broker are outdated, so it must register all of them again
+    version: Version | None
     ha_address: str
     connection: object
     names: dict[str, None]
@@ -35,7 +36,7 @@ class LiveBrokers:
     """Brokers by cluster and address, and by connection; ``now`` is in seconds of any monotonic clock."""
 
     def __init__(self, timeout_ms: int, brokers_max: int) -> None:
-        self._timeout_ms = timeout_ms  # of brokers that register without a timeout
+        self._timeout_ms = timeout_ms  # default for brokers that register without a timeout
         self._brokers_max = brokers_max
         self._by_address: dict[tuple[str, str], Live] = {}
         self._of_connection: dict[object, dict[tuple[str, str], None]] = {}
@@ -58,7 +59,7 @@ class LiveBrokers:
             raise Refused(Reason.BUSY, f"{text}; at most {BROKERS_OF_A_CONNECTION_MAX}")
 
     def add(self, new: Registration, now: float, connection: object) -> Live:
-        """Add a broker, or renew it; its version is not known yet."""
+        """Add a broker, or renew it; its version is unknown at first."""
         timeout_ms = self._timeout_ms if new.timeout_ms is None else new.timeout_ms
         key = new.cluster, new.address
         old = self.remove(*key)
@@ -84,7 +85,7 @@ class LiveBrokers:
         return live
 
     def heard(self, cluster: str, address: str, now: float) -> None:
-        """Note that a broker is alive; ignore one that is not registered."""
+        """Set the time of a broker's last request to now; ignore a broker that is not registered."""
         live = self.get(cluster, address)
         if live is not None:
             live.seen = now

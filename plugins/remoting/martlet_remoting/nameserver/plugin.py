@@ -1,4 +1,4 @@
-"""The plugin ``nameserver``: a port where clients ask for routes. It uses only the broker's name."""
+"""The plugin ``nameserver``: a port where clients ask for routes. Of the broker, it uses only the name."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -52,7 +52,7 @@ def answer(server: NameServer, connection: object, command: Command) -> Steps[Fr
 
 
 async def answer_when_saved(server: NameServer, command: Command) -> bytes:
-    """Like `answer`, for a request in `SAVED`."""
+    """Return the answer like `answer`, for a request in `SAVED`."""
     server.requests += 1
     try:
         await SAVED[command.code](server, command)
@@ -86,7 +86,7 @@ def _register(server: NameServer, connection: object, command: Command) -> Steps
         ext = {"haServerAddr": found.ha_address, "masterAddr": found.master_address}
     remark = None
     if found.left_out:
-        # Not a refusal: a broker that is refused may close the connection and lose all its routes.
+        # No refusal: a broker that gets one may close the connection and lose all its routes.
         remark = f"{found.left_out} new topics of broker {new.name!r} have no route"
         remark += f"; the table is full, nameserver.topics_max is {server.config.topics_max}"
         log.warning("%s", remark)
@@ -251,7 +251,7 @@ def _update_config(server: NameServer, connection: object, command: Command) -> 
     return _reply(command)
 
 
-# These are answered once their change is on disk.
+# Requests that are answered once their change is on disk.
 SAVED: Final[dict[int, Callable[[NameServer, Command], Awaitable[None]]]] = {
     RequestCode.PUT_KV_CONFIG: _put_kv,
     RequestCode.DELETE_KV_CONFIG: _delete_kv,

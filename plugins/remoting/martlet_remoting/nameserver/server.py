@@ -15,7 +15,7 @@ from martlet_remoting.wire.routes import TopicQueues, TopicRoute
 
 __all__ = ["NameServer"]
 
-# Keys that a request may change, under RocketMQ's names: none of them can lock anybody out.
+# Keys that a request may change, by RocketMQ's names; none of them can lock out a client.
 SWITCHES: Final = (
     "orderMessageEnable",
     "returnOrderTopicConfigToBroker",
@@ -31,7 +31,7 @@ class Closable(Protocol):
     """A connection over which brokers register; `martlet.contracts.Peer` is one."""
 
     def close(self, reason: str) -> None:
-        """Close it; *reason* goes to the log."""
+        """Close the connection; *reason* goes to the log."""
         ...
 
 
@@ -61,10 +61,11 @@ class NameServer:
             "deleteTopicWithBrokerRegistration": config.drop_missing_topics,
         }
         self.address = config.listen
-        # Returns the queues of a topic that the broker in this process will create at the first heartbeat of the group
-        # it belongs to; None if it will not.
+        # Function that returns the queues of a topic that the broker in this process will create at the first heartbeat
+        # of the topic's group; None if the broker will not create it.
         self.planned: Callable[[str], TopicQueues | None] = lambda topic: None
-        # Connections that got a route. Tools ask for lists as well, and a name is mistyped there rather than new.
+        # Connections that got a route. An unknown name from other connections, such as tools that ask for lists, is
+        # rather mistyped than new.
         self.clients: set[object] = set()
         self.tools: set[object] = set()
         self.requests = 0
@@ -73,10 +74,10 @@ class NameServer:
         return trio.current_time()
 
     def planned_route(self, topic: str, connection: object) -> TopicRoute | None:
-        """Return the route of *topic*, which does not exist yet, for a consumer that is about to make it.
+        """Return the route of *topic*, which does not exist yet, for a consumer whose heartbeat will create it.
 
-        A consumer asks for the route of its retry topic before its first heartbeat, with which the broker creates the
-        topic, and then not again for 30 s: so long a new group's first retry would wait.
+        A consumer asks for the route of its retry topic before its first heartbeat, at which the broker creates the
+        topic, and asks again only after 30 s. Without this route, a new group's first retry would wait for so long.
         """
         if connection not in self.clients or connection in self.tools:
             return None
@@ -90,7 +91,7 @@ class NameServer:
             return None
 
     def forget(self, connection: object) -> None:
-        """Drop what is kept of *connection*, which has closed, and the brokers that registered over it."""
+        """Drop the state of *connection*, which has closed, and the brokers that registered over it."""
         self.table.drop_connection(connection)
         self.clients.discard(connection)
         self.tools.discard(connection)
@@ -117,7 +118,7 @@ class NameServer:
         return format_properties(values)
 
     def change(self, body: bytes) -> None:
-        """Set the switches in *body*; they keep their values until the name server stops.
+        """Set the switches in *body* until the name server stops.
 
         Raises:
           Refused: a key cannot change at runtime (NO_PERMISSION), or a value is neither true nor false.

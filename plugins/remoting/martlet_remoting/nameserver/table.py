@@ -1,8 +1,7 @@
 """The route table: pure state, without sockets or a clock.
 
-A broker is added when it registers, and removed when it unregisters, when its connection
-closes, or when it is silent for too long. Topics belong to brokers and are removed with the
-last broker of a name. Rules: RocketMQ RouteInfoManager.
+Registration adds a broker. It is removed when it unregisters, when its connection closes, or when it is silent for too
+long. Topics belong to brokers and are removed with the last broker of a name. Rules: RocketMQ RouteInfoManager.
 """
 
 import sys
@@ -33,9 +32,9 @@ SYNC_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 @final
 class Registered(Struct, frozen=True):
-    """The answer to a registration: a slave learns where its master is.
+    """The answer to a registration: it tells a slave the address of its master.
 
-    ``left_out`` is the number of topics for which there was no room; known topics are kept.
+    ``left_out`` is the number of new topics for which there was no room.
     """
 
     master_address: str = ""
@@ -80,14 +79,14 @@ class RouteTable:
         *,
         limited: bool = True,
     ) -> Steps[Registered]:
-        """Register a broker, or renew its registration, in slices. *topics* replace those of *new*.
+        """Register a broker, or renew its registration, in slices. *topics* replace the topics of *new*.
 
-        If the table is full, known topics are kept and updated, and new ones are left out, except those of
-        a broker that is not *limited*.
+        If the table is full, known topics are kept and updated, and new ones are left out, unless the broker is not
+        *limited*.
 
         Raises:
-          Refused: a new broker registers a single topic, so this must be a change that came before its whole
-            table (NOT_SUPPORTED); or there are too many brokers (BUSY).
+          Refused: a new broker registers a single topic, so its change has arrived before its whole table
+            (NOT_SUPPORTED); or there are too many brokers (BUSY).
         """
         self._check_room(new, connection)
         brokers = self._brokers.get(new.name)
@@ -127,7 +126,7 @@ class RouteTable:
             raise Refused(Reason.BUSY, f"{text} {self._brokers_max}")
 
     def _is_overtaken(self, brokers: Brokers, new: Registration) -> bool:
-        """Whether another live address with a newer state has the id."""
+        """Return whether another live address with a newer state has the id."""
         old = brokers.addresses.get(new.broker_id)
         if old is None or old == new.address:
             return False
@@ -165,10 +164,10 @@ class RouteTable:
         self.index.discard(name, brokers)
 
     def version_of(self, cluster: str, address: str) -> Version | None:
-        """The version that the broker at *address* registered last.
+        """Return the version that the broker at *address* registered last.
 
-        None if it is not known, if there was no room for some of its topics, or if another broker took its place:
-        then it must register all its topics again.
+        None if the version is unknown, if there was no room for some topics, or if another broker took its place: then
+        the broker must register all its topics again.
         """
         live = self.live.get(cluster, address)
         brokers = self._brokers.get(live.name) if live is not None else None
@@ -209,7 +208,7 @@ class RouteTable:
         return TopicRoute(tuple(queues), groups, None, self.live.filter_servers(groups.values()), mappings or None)
 
     def _light_route(self) -> TopicRoute | None:
-        """Where a light topic is, which no broker registers: every broker may have its one queue."""
+        """Return the route of a light topic, which no broker registers: every broker may have its only queue."""
         groups = {name: self.group(name) for name in self._brokers}
         queues = tuple(TopicQueues(name, 1, 0, READ) for name in groups)
         return TopicRoute(queues, groups) if groups else None
@@ -241,11 +240,11 @@ class RouteTable:
                 raise Refused(Reason.BUSY, text)
 
     def wipe_write(self, broker: str) -> Steps[int]:
-        """Make every topic of *broker* read-only in routes; return how many there are."""
+        """Make every topic of *broker* read-only in routes; return their number."""
         return self._set_permissions(broker, lambda perm: perm & ~WRITE)
 
     def add_write(self, broker: str) -> Steps[int]:
-        """Make every topic of *broker* readable and writable in routes; return how many there are."""
+        """Make every topic of *broker* readable and writable in routes; return their number."""
         return self._set_permissions(broker, lambda _: READ_WRITE)
 
     def _set_permissions(self, name: str, change: Callable[[int], int]) -> Steps[int]:
@@ -277,7 +276,7 @@ class RouteTable:
 
 
 def _place(brokers: Brokers, new: Registration) -> None:
-    """Give the address its id and remove its old one, as when a slave becomes the master."""
+    """Set the id of the address and remove its old one, for example when a slave becomes the master."""
     for number in [n for n, address in brokers.addresses.items() if address == new.address]:
         del brokers.addresses[number]
     brokers.addresses[new.broker_id] = new.address
@@ -286,7 +285,7 @@ def _place(brokers: Brokers, new: Registration) -> None:
 
 
 def _speaks_for_all(brokers: Brokers, new: Registration) -> bool:
-    """Return whether *new* determines the topics of its name: it is the master, or the slave that acts as master."""
+    """Return whether *new* determines the topics of its name, as the master or the slave that acts as master."""
     stands_in = new.acting_master is not None and new.broker_id == min(brokers.addresses)
     return new.broker_id == MASTER_ID or stands_in
 
@@ -296,7 +295,7 @@ def _as_now(brokers: Brokers, queues: TopicQueues) -> TopicQueues:
 
 
 def _standing_in(group: BrokerGroup, queues: TopicQueues) -> BrokerGroup:
-    """Return *group* with its lowest slave at id 0 if there is no master and nothing may be written."""
+    """Return *group* with its lowest slave at id 0 if there is no master and the topics are read-only."""
     if not group.acting_master or MASTER_ID in group.addresses or queues.perm & WRITE or not group.addresses:
         return group
     smallest = min(group.addresses)

@@ -1,4 +1,4 @@
-"""Topics of the route table: each belongs to the brokers of a name, and an index finds these by topic."""
+"""Topics of the route table: each belongs to the brokers of a name, and an index finds the brokers by topic."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, final
@@ -26,8 +26,8 @@ class Brokers(Struct, eq=False):
     zone: str | None = None
     topics: dict[str, TopicQueues] = field(default_factory=dict)
     mappings: dict[str, Mapping[str, object]] = field(default_factory=dict)
-    read_only: bool = False  # it lost its master; overrides the permissions of its topics
-    is_gone: bool = False  # no broker has the name any more; its topics are not swept yet
+    read_only: bool = False  # the master is lost; overrides the permissions of the topics
+    is_gone: bool = False  # no broker has the name any more; the topics are not swept yet
 
 
 @final
@@ -35,19 +35,19 @@ class TopicIndex:
     """Brokers by topic and name.
 
     A topic belongs to its `Brokers`, so removing a name takes the same time for any number of topics; `sweep` then
-    removes its topics from the index in slices.
+    removes the name's topics from the index in slices.
     """
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[str, Brokers]] = {}  # topic -> broker name
-        self._gone: dict[Brokers, str] = {}  # removed but not swept yet, with their names
-        self.held = 0  # topics of all brokers and queues of their mappings, including those not swept yet
+        self._gone: dict[Brokers, str] = {}  # removed brokers that are not swept yet, with their names
+        self.held = 0  # topics of all brokers and queues of their mappings, including brokers that are not swept yet
 
     def __len__(self) -> int:
         return len(self._by_topic)
 
     def brokers_of(self, topic: str) -> dict[str, Brokers]:
-        """Return the brokers that have *topic*, by name, without those that are removed but not swept yet."""
+        """Return the brokers that have *topic*, by name, without removed ones that are not swept yet."""
         found = self._by_topic.get(topic, {})
         return {name: brokers for name, brokers in found.items() if not brokers.is_gone}
 
@@ -61,10 +61,10 @@ class TopicIndex:
         changed: bool,
         dropping: bool,
     ) -> Steps[int]:
-        """Add *topics* to *brokers*, in slices; if *changed*, update those that it has; return how many had no room.
+        """Add *topics* to *brokers*, in slices; if *changed*, update known ones; return the number without room.
 
         Args:
-          limit: how many topics the index may have afterwards.
+          limit: the maximum number of topics in the index afterwards.
           dropping: also remove all other topics of *brokers*.
         """
         read_only = new.broker_id != MASTER_ID and new.acting_master is True
@@ -79,7 +79,7 @@ class TopicIndex:
                 left_out += not self.put(brokers, shape.name, queues, limit)
             if budget.is_over():
                 yield
-                if brokers.is_gone:  # it was unregistered meanwhile
+                if brokers.is_gone:  # the brokers were unregistered meanwhile
                     return 0
         if changed:
             for topic, mapping in new.mappings.items():
@@ -135,8 +135,8 @@ class TopicIndex:
         budget = Budget(TOPIC_US)
         while self._gone:
             brokers, name = next(iter(self._gone.items()))
-            # Use a list: finding the first key of a dict gets slower with each key that was removed before it.
-            # Pop from it in each slice, because freeing 90,000 names at once would take too long.
+            # A list, because finding the first key of a dict gets slower with each key removed before it. Slices pop
+            # from it, because freeing 90,000 names at once would take too long.
             topics = list(brokers.topics)
             while topics:
                 self.remove(topics.pop(), name, brokers)
@@ -145,7 +145,7 @@ class TopicIndex:
             self._gone.pop(brokers, None)
 
     def set_permissions(self, brokers: Brokers, change: Callable[[int], int]) -> Steps[int]:
-        """Change the permissions of all topics of *brokers*; return how many there are."""
+        """Change the permissions of all topics of *brokers*; return the number of topics."""
         brokers.read_only = False
         budget, names = Budget(TOPIC_US), list(brokers.topics)
         for topic in names:
@@ -167,7 +167,7 @@ class TopicIndex:
         return self.select(lambda found: found[0].sys_flag & wanted == wanted and not found[0].sys_flag & unwanted)
 
     def select(self, is_wanted: Callable[[list[TopicQueues]], bool]) -> Steps[list[str]]:
-        """Return the topics whose queues, of each broker, are wanted."""
+        """Return the topics whose queues, on each broker, *is_wanted* selects."""
         names: list[str] = []
         budget = Budget(TOPIC_US)
         for topic in list(self._by_topic):
@@ -180,6 +180,6 @@ class TopicIndex:
 
 
 def _weight(mapping: Mapping[str, object]) -> int:
-    """Return how many topics a mapping counts as in the table: its number of queues."""
+    """Return the number of topics that a mapping counts as in the table: its number of queues."""
     ids = mapping.get("currIdMap")
     return 1 + (len(ids) if isinstance(ids, Mapping) else 0)
