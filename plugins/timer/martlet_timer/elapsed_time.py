@@ -1,7 +1,7 @@
 """Elapsed time, including the time for which the machine was suspended.
 
-trio's clock stops while a laptop or a virtual machine sleeps, but the wall clock goes on. Delays and times go on as
-well. Linux counts the time asleep as the difference of two clocks.
+trio's clock stops while a laptop or a virtual machine sleeps; the wall clock does not, and neither do delays and times.
+On Linux the time asleep is the difference of two clocks.
 """
 
 import time
@@ -12,16 +12,16 @@ import trio
 
 __all__ = ["ElapsedTime", "watch"]
 
-# How often to look whether a clock jumped, or the machine was suspended: neither wakes a sleeping task.
+# Interval of checks for a jump of a clock or a suspended machine: neither wakes a sleeping task.
 WATCH_S: Final = 1.0
-# Smaller changes of a clock against trio's are no jumps.
+# Smaller differences between a clock and trio's are no jumps.
 JUMP_MS: Final = 20.0
 
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def suspended_ns() -> int:
-    """Return for how long the machine was suspended since it booted, or less by the time between two reads."""
+    """Return the time that the machine was suspended since boot, or less by the time between two reads of clocks."""
     if _BOOTTIME is None:
         return 0  # not Linux
     asleep_too = time.clock_gettime_ns(_BOOTTIME)
@@ -42,7 +42,7 @@ class ElapsedTime:
 
 
 async def watch(now_ms: Callable[[], float], wake: Callable[[], None]) -> None:
-    """Call *wake* whenever *now_ms* has moved differently from trio's clock, by which tasks sleep; until cancelled."""
+    """Call *wake* whenever *now_ms* has jumped against trio's clock, by which tasks sleep; until cancelled."""
     ahead_ms = now_ms() - trio.current_time() * 1000
     while True:
         await trio.sleep(WATCH_S)

@@ -1,4 +1,4 @@
-"""How late messages are delivered, as a histogram."""
+"""The lateness of deliveries, as a histogram."""
 
 from bisect import bisect_left
 from typing import Final, final
@@ -10,7 +10,7 @@ BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
 
 @final
 class Lateness:
-    """Counts of deliveries by how late they were, from the time when they were due to when they were readable."""
+    """Counts of deliveries by lateness: the time from when a message was due until it was readable."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_MS) + 1)
@@ -21,7 +21,7 @@ class Lateness:
         self._max_ms = max(self._max_ms, late_ms)
 
     def statistics(self) -> dict[str, object]:
-        """Return the number of deliveries that were at most so many ms late, and by how many the latest was."""
+        """Return the number of deliveries up to each bound of lateness in ms, and the maximum lateness."""
         late: dict[str, object] = {}
         total = 0
         for bound, count in zip(BOUNDS_MS, self._counts, strict=False):

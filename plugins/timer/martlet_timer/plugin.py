@@ -1,4 +1,4 @@
-"""The plugin: holds delayed messages until they are due, by level or until any millisecond."""
+"""The plugin: holds delayed messages until they are due, by a delay level or at a time in milliseconds."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -99,7 +99,7 @@ class TimerPlugin(Hooks):
         return [self.level_offsets, self.timers]
 
     def martlet_services(self, broker: "Broker") -> Sequence[Service]:
-        self.timers.next_offset = broker.store.queue(TIMER_TOPIC, 0).next_offset  # all were applied by the replay
+        self.timers.next_offset = broker.store.queue(TIMER_TOPIC, 0).next_offset  # the replay has applied all records
         self.level_delivery = LevelDelivery(
             broker, NAME, self.delays_ms, self.level_offsets, self.delay_clock, self.timer_clock.now_ms
         )
@@ -107,7 +107,7 @@ class TimerPlugin(Hooks):
         return [self.level_delivery.run, self._deliver_timers, self._watch_clocks]
 
     async def _deliver_timers(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Deliver timers; ready once those of RocketMQ are taken over, or if that must be tried again."""
+        """Deliver timers; ready once RocketMQ's timers are taken over, or if that must be retried."""
         is_ready = False
 
         def ready() -> None:

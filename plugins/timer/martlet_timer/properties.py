@@ -17,7 +17,7 @@ __all__ = [
     "UNIQUE_KEY",
 ]
 
-# What clients ask for: a delay level, or a time. RocketMQ looks for times in the order of `TIME_KEYS`.
+# Properties with a client's request: a delay level, or a time. RocketMQ looks for times in the order of `TIME_KEYS`.
 LEVEL: Final = b"DELAY"
 DELIVER_MS: Final = b"TIMER_DELIVER_MS"
 DELAY_MS: Final = b"TIMER_DELAY_MS"
@@ -28,7 +28,7 @@ CRON: Final = b"TIMER_CRON"
 PERIOD_MS: Final = b"TIMER_PERIOD_MS"
 REPEAT: Final = b"TIMER_REPEAT"
 SCHEDULE_KEYS: Final = (CRON, PERIOD_MS, REPEAT)
-# Where a waiting message will be delivered.
+# Properties with the target of a waiting message.
 REAL_TOPIC: Final = b"REAL_TOPIC"
 REAL_QUEUE: Final = b"REAL_QID"
 UNIQUE_KEY: Final = b"UNIQ_KEY"

@@ -1,4 +1,4 @@
-"""What RocketMQ's broker tells administrators about delays (GET_BROKER_RUNTIME_INFO), under its names."""
+"""Runtime information about delays, by the names of RocketMQ's broker (GET_BROKER_RUNTIME_INFO)."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunningInfo"]
 
-# Rates are means over so many seconds.
+# Rates are means over this many seconds.
 WINDOW_S: Final = 10
 
 
@@ -26,11 +26,11 @@ class RunningInfo:
         self._store = broker.store
         self._offsets = offsets
         self._timers = timers
-        # Time, timers that were added, and timers that were delivered.
+        # (time, number of added timers, number of delivered timers).
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=WINDOW_S + 1)
 
     async def sample(self) -> None:
-        """Count each second, until cancelled."""
+        """Sample the counts each second, until cancelled."""
         while True:
             self._samples.append((trio.current_time(), *self._counts()))
             await trio.sleep(1)
@@ -51,7 +51,7 @@ class RunningInfo:
         return max(now_added - added, 0) / seconds, (now_delivered - delivered) / seconds
 
     def values(self) -> dict[str, str]:
-        """Return delivered and stored messages of each level, and what is known of timers."""
+        """Return delivered and stored messages of each level, and statistics of timers."""
         levels: dict[str, str] = {}
         for queue_id, queue in sorted(self._store.queues.topics.get(SCHEDULE_TOPIC, {}).items()):
             delivered_to = max(self._offsets.by_level.get(queue_id + 1, 0), queue.first_offset)

@@ -1,1 +1,1 @@
-"""RocketMQ's timer files: taken over from it, and left for it."""
+"""RocketMQ's timer files: read after RocketMQ has used the store, and written for it at shutdown."""

@@ -1,14 +1,14 @@
-"""Takes over pending timers from RocketMQ, which does not know Martlet's notes, and hands them over.
+"""Takes over pending timers from RocketMQ, which does not know Martlet's notes, and hands them over to it.
 
-RocketMQ says in ``config/timercheck`` how far it is: up to which second it has delivered, and up to which offset of the
-timer topic it has put records into its wheel. So a record before that offset is delivered if its second is over, and
-pending otherwise. A record that RocketMQ rolled exists several times, with the same time and unique key; the last one
-counts. A recall is a record with the time and the key of the recalled message.
+RocketMQ's progress is in ``config/timercheck``: the second up to which it has delivered, and the offset of the timer
+topic up to which it has put records into its wheel. So a record before that offset is delivered if its second is over,
+and pending otherwise. A record that RocketMQ rolled exists several times, with the same time and unique key; the last
+one counts. A recall is a record with the time and the key of the recalled message.
 
-After that the file gets a mark with its CRC, which no longer holds once RocketMQ changes the file. RocketMQ maps a page
-of 4096 bytes, and so lengthens the file to that. A shorter one is Martlet's, and damaged if its CRC is wrong.
+Then the file gets a mark with its CRC, which is wrong once RocketMQ changes the file. RocketMQ maps a page of 4096
+bytes, and so lengthens the file to that size. A shorter file is Martlet's, and damaged if its CRC is wrong.
 
-Nothing in the file is believed beyond the newest record of the log: what RocketMQ has delivered is in the log, too.
+The file is trusted only up to the newest record of the log: messages that RocketMQ has delivered are in the log, too.
 
 At an orderly shutdown, RocketMQ's files are written (`wheel_files.py`).
 """
@@ -44,7 +44,7 @@ __all__ = ["PATH", "TimerHandover", "mark"]
 log = logging.getLogger("martlet.timer")
 
 PATH: Final = "config/timercheck"
-# The least size of the file once RocketMQ has opened it (TimerCheckpoint, DefaultMappedFile.OS_PAGE_SIZE).
+# The minimum size of the file once RocketMQ has opened it (TimerCheckpoint, DefaultMappedFile.OS_PAGE_SIZE).
 FOREIGN_BYTES: Final = 4096
 MARK: Final = b"MARTLET1"
 RECALL_TAG: Final = "_RECALL_TAG_"
@@ -68,7 +68,7 @@ class TimerHandover:
         self._broker = broker
         self._timers = timers
         self._writer = writer
-        # The file as RocketMQ wrote it, empty if it has not, and when the newest record of its log was stored.
+        # The file as RocketMQ wrote it, empty if it did not, and the store time of the newest record of its log.
         self._foreign, self._newest_ms = b"", 0
         content = next(iter(broker.store.data_directory.read_generations(PATH)), b"")
         if len(content) >= FOREIGN_BYTES and not content.startswith(mark(content)):
@@ -80,9 +80,9 @@ class TimerHandover:
         broker.tables.register(self._table)
 
     async def adopt(self, failed: Callable[[], None]) -> None:
-        """Remove timers that RocketMQ has delivered, rolled or recalled; nothing may be delivered before.
+        """Remove timers that RocketMQ has delivered, rolled or recalled; call this before any delivery.
 
-        Calls *failed* when it must be tried again: a full disk takes no notes, but clients can read.
+        Calls *failed* when it must retry: a full disk accepts no notes, but clients can read.
         """
         while self._foreign:
             try:
@@ -95,7 +95,7 @@ class TimerHandover:
     async def _adopt(self) -> None:
         store = self._broker.store
         read_ms, _, of_this, of_master, *_ = CHECK.unpack_from(self._foreign)
-        # The copy of a timer is stored when it is due, or later.
+        # The message of a timer is stored at its time or later.
         read_ms = min(read_ms, self._newest_ms + PRECISION_MS)
         wheel_end = await self._position_of(min(of_this, of_master))
         over = await self._broker.turns.finish(self._over(read_ms, wheel_end))
@@ -107,18 +107,18 @@ class TimerHandover:
         await store.flusher.wait_flushed(store.written)
         content = mark(self._foreign)
         with trio.CancelScope(shield=True):
-            for _ in range(2):  # so that the previous generation is no file of RocketMQ
+            for _ in range(2):  # twice, so that the previous generation is not RocketMQ's file either
                 await store.disk.off_loop(partial(store.data_directory.write_file, PATH, content))
         self._foreign = b""
         log.info("RocketMQ has used this store: %d of its timers are over", len(timers))
 
     def hand_over(self) -> None:
-        """Have RocketMQ's files written with the tables; call this at shutdown."""
+        """Schedule RocketMQ's files to be written with the tables; call this at shutdown."""
         if not self._foreign and self._broker.store.queue(TIMER_TOPIC, 0).next_offset:
             self._table.change()
 
     def _render(self, position: int) -> Steps[list[bytes]]:
-        """Write wheel and log of the timers that are pending now, and return the content of the checkpoint."""
+        """Write wheel and log of the currently pending timers, and return the content of the checkpoint."""
         store, frozen, now_ms = self._broker.store, self._timers.pending.freeze(), self._broker.clock.now_ms()
         queue = store.queue(TIMER_TOPIC, 0)
         end = store.readers.end_offset(queue)
@@ -191,7 +191,7 @@ class TimerHandover:
                 yield hour, hour * HOUR_MS + due, position, key
 
     async def _recalled(self) -> set[Timer]:
-        """Return the timers that were recalled before their recalls."""
+        """Return the timers with a recall later in the log."""
         store, found = self._broker.store, set[Timer]()
         queue = store.queue(TIMER_TOPIC, 0)
         codes, offset = frozenset((tags_code(RECALL_TAG),)), queue.first_offset
@@ -208,7 +208,7 @@ class TimerHandover:
 
 
 def _recalled_keys(properties: bytes) -> list[int]:
-    """Return the key hashes that a recall may mean: its key is topic and unique key, or in RocketMQ 5.5 the latter."""
+    """Return the possible key hashes of a recall, whose key is topic and unique key, in RocketMQ 5.5 the latter."""
     key, topic = find_property(properties, RECALLED_KEY), find_property(properties, REAL_TOPIC)
     if not key:
         return []

@@ -1,11 +1,11 @@
 """Writes the pending timers as RocketMQ's files: ``timerwheel``, ``timerlog`` and ``config/timercheck``.
 
 RocketMQ delivers from these files, not from its timer topic: the wheel has a slot for each second of two weeks with the
-position of the slot's last unit in the log, and each unit has the position of the one before it, and of the record.
-Timers further ahead than two days are in an earlier slot, with a mark that makes RocketMQ append them again.
+position of the slot's last unit in the log, and each unit has the positions of the previous unit and of the record.
+Timers more than two days ahead are in an earlier slot, with a mark that makes RocketMQ append them again.
 
 RocketMQ continues after the record of the last unit. So the last unit is for the last record of the topic, as a recall
-without a key, which it ignores. (RocketMQ TimerMessageStore, TimerWheel, TimerLog, TimerCheckpoint.)
+without a key, which RocketMQ ignores. (RocketMQ TimerMessageStore, TimerWheel, TimerLog, TimerCheckpoint.)
 """
 
 from collections.abc import Iterable
@@ -22,12 +22,13 @@ __all__ = ["CHECK", "Unit", "write_wheel"]
 SLOTS: Final = 2 * 7 * 86_400
 # time / 1000, first position, last position, number of timers, unused
 SLOT: Final = Struct(">qqqii")
-# size, position before, kind, time of writing, delay, position and size of the record, hash of its topic, unused
+# size, position of the previous unit, kind, time of writing, delay, position and size of the record, hash of its topic,
+# unused
 UNIT: Final = Struct(">iqiqiqiiq")
 BLANK: Final = Struct(">iqi")
 BLANK_MAGIC: Final = (0xBBCCDDEE ^ (1_880_681_586 + 8)) - (1 << 32)
 LOG_BYTES: Final = 100 << 20  # mappedFileSizeTimerLog
-# Another size of a file is RocketMQ's setting if it is a multiple of this, else the file is damaged.
+# A file of another size is damaged, unless its size is a multiple of this: then it is RocketMQ's setting.
 LOG_STEP_BYTES: Final = 1024
 # lastReadTimeMs lastTimerLogFlushPos lastTimerQueueOffset masterTimerQueueOffset; the data version: state, ms, counter
 CHECK: Final = Struct(">qqqqqqq")
@@ -40,7 +41,7 @@ WINDOW_MS: Final = 2 * 86_400_000
 LATE_MAX_MS: Final = 6 * 86_400_000
 WRITTEN_BYTES: Final = 1 << 20
 
-# When a timer is due, and position and size of its record.
+# Due time of a timer, and position and size of its record.
 Unit = tuple[int, int, int]
 
 
@@ -55,7 +56,7 @@ def _slot_of(due_ms: int, now_ms: int) -> tuple[int, int]:
 
 
 class _Log:
-    """The files of the log, which are written from the beginning."""
+    """The files of the log, written from the beginning."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -88,7 +89,7 @@ class _Log:
         self.position += len(data)
 
     def flush(self) -> None:
-        """Write what was appended; it is all in one file."""
+        """Write the appended units, which are all in one file."""
         if not self._parts:
             return
         start, at = divmod(self._written, self._file_bytes)
@@ -105,9 +106,9 @@ class _Log:
 
 
 def _log_bytes(disk: Disk, directory: str) -> int:
-    """Return the size of the log's files, which RocketMQ compares with its setting: that of the files that are there.
+    """Return the size of the log's files: that of existing files, as RocketMQ compares it with its setting.
 
-    A file without room for two units and a blank one is none.
+    A file without room for two units and a blank one does not count.
     """
     sizes = {disk.path_size(f"{directory}/{name}") for name in disk.names(directory)}
     size = sizes.pop() if len(sizes) == 1 else 0
@@ -117,7 +118,7 @@ def _log_bytes(disk: Disk, directory: str) -> int:
 def write_wheel(
     disk: Disk, directory: str, units: Iterable[Unit], last: tuple[int, int], queue_end: int, now_ms: int
 ) -> Steps[bytes]:
-    """Write wheel and log of *units* into the data directory; return the content of the checkpoint, in slices.
+    """Write wheel and log of *units* into the data directory, in slices; return the content of the checkpoint.
 
     Args:
       last: position and size of the last record of the timer topic, which has *queue_end* messages.

@@ -1,8 +1,8 @@
 """A clock that does not jump with the wall clock, and the times of records on it.
 
-A delay is a length of time, but a record has only the time of the wall clock when it was stored. If an administrator or
-NTP sets that clock while the message waits, its delay must stay the same. So jumps are noted, with the log position at
-which each was noticed: records from there on have the new time. A restart begins with the wall clock as it is.
+A delay is a length of time, but a record has only its store time by the wall clock. If an administrator or NTP sets
+that clock while the message waits, the delay must stay the same. So each jump is kept with the log position at which it
+was detected: records from this position on have the new time. A restart begins with the wall clock's current time.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from martlet.runtime.clock import Clock
 
 __all__ = ["DelayClock"]
 
-# Smaller differences come from reading two clocks one after the other, and from rounding to milliseconds.
+# Smaller differences result from reading two clocks one after the other, and from rounding to milliseconds.
 JUMP_MS: Final = 2.0
-# If reading both clocks took longer, their difference says nothing.
+# If reading both clocks took longer, their difference is not reliable.
 READ_MS_MAX: Final = 0.5
 JUMPS_MAX: Final = 256
 
@@ -28,20 +28,21 @@ class DelayClock:
         self._elapsed_ms = elapsed_ms
         self._began = -1.0  # unknown until the event loop asks for the time
         self._started_ms = 0.0
-        # From each of these positions on, the wall clock was ahead of this clock by so many milliseconds.
+        # (position, milliseconds by which the wall clock was ahead of this clock from the position on).
         self._shifts: list[tuple[int, float]] = [(0, 0.0)]
         self.jumps = 0
 
     def now_ms(self) -> float:
-        """Return the time, to be compared with what `stored_ms` returns."""
+        """Return the time, for comparison with the results of `stored_ms`."""
         if self._began < 0:
-            # The wall clock first: a pause between the two makes this clock late, so that nothing is early.
+            # The wall clock is read first: a pause between the reads makes this clock late, so that no delivery is
+            # early.
             self._started_ms = float(self._clock.now_ms())
             self._began = self._elapsed_ms()
         return self._started_ms + self._elapsed_ms() - self._began
 
     def observe(self, position: int) -> None:
-        """Compare this clock with the wall clock; records from *position* on are stored by the present wall clock."""
+        """Compare this clock with the wall clock, whose current time records from *position* on have."""
         before = self.now_ms()
         wall = self._clock.now_ms()
         now = self.now_ms()
@@ -54,7 +55,7 @@ class DelayClock:
             del self._shifts[1]
 
     def stored_ms(self, position: int, store_ms: int) -> float:
-        """Return when the record at *position* was stored, given the wall clock's time in it."""
+        """Return the store time of the record at *position* on this clock, given the wall clock's time in it."""
         for start, shift in reversed(self._shifts):
             if position >= start:
                 return store_ms - shift

@@ -25,9 +25,9 @@ __all__ = ["LevelDelivery"]
 
 log = logging.getLogger("martlet.timer")
 
-# Rounds begin at least so long after each other, so that messages that become due together are delivered together.
+# Minimum interval between rounds, so that messages that become due together are delivered together.
 ROUND_MS: Final = 2.0
-# How often to look whether rounds were undone, because the disk is full.
+# Interval of checks for rounds that were undone because the disk is full.
 LOOK_S: Final = 0.1
 # Pause after a failed round.
 RETRY_S: Final = 1.0
@@ -35,7 +35,7 @@ RETRY_S: Final = 1.0
 
 @final
 class LevelDelivery:
-    """The service that delivers.
+    """The service that delivers messages of the delay levels.
 
     Args:
       plugin: the name under which the timer's stages are known.
@@ -90,7 +90,7 @@ class LevelDelivery:
         self._levels.return_to(self.rounds.stored)
 
     def _known(self) -> Delivered:
-        """Return what was delivered before the start; a range beyond the end of a queue would skip what is sent now."""
+        """Return the ranges delivered before the start, cut at the end of each queue to skip no new messages."""
         queues = self._store.queues.topics.get(SCHEDULE_TOPIC, {})
         ends = {queue_id + 1: self._store.readers.end_offset(queue) for queue_id, queue in queues.items()}
         known = self._offsets.delivered
@@ -102,7 +102,7 @@ class LevelDelivery:
     # waiting
 
     def wake(self) -> None:
-        """Look at the clock again: it jumped."""
+        """Read the clock again after a jump."""
         self._wake.set()
 
     def _flushed(self) -> None:
@@ -135,7 +135,7 @@ class LevelDelivery:
     # one round
 
     async def _deliver_or_retry(self) -> None:
-        """Deliver what is due now; after an error, pause and continue after what was stored."""
+        """Deliver the messages due now; after an error, pause and continue after the stored deliveries."""
         try:
             stored = await self._deliver_due()
         except (Refused, StoreError, OSError) as error:
@@ -177,7 +177,7 @@ class LevelDelivery:
         return self._levels.floor()
 
     async def release(self, end: int) -> None:
-        """Turn pending messages before log position *end* into timers; return when that and a newer note are stored.
+        """Turn pending messages before log position *end* into timers; return once they and a newer note are stored.
 
         Raises:
           Refused: deliveries fail, because the store refuses writes or cannot be read.
@@ -192,13 +192,13 @@ class LevelDelivery:
                 raise Refused(Reason.BUSY, "messages of the delay levels cannot be moved now; the log says why")
 
     def _is_released(self, end: int, wanted: dict[int, int]) -> bool:
-        """Return whether all that `DelayLevels.is_released` notes in *wanted*, and a newer note, are stored."""
+        """Return whether the offsets in *wanted* (see `DelayLevels.is_released`) and a newer note are stored."""
         known = self._levels.is_released(end, wanted)
         stored = all(self.rounds.stored.get(level, 0) >= offset for level, offset in wanted.items())
         return known and stored and self.rounds.settled_end > self._levels.released_end
 
     def statistics(self) -> dict[str, object]:
-        """Return counters, and by level how many messages wait and by how many ms the oldest one is late."""
+        """Return counters, and by level the number of waiting messages and the lateness of the oldest one in ms."""
         return {
             **self._levels.statistics(),
             **self.rounds.statistics(),

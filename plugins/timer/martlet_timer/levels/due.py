@@ -1,10 +1,11 @@
-"""The delay levels and their queues: which messages are due, and where each goes.
+"""The delay levels and their queues: collects due messages, and finds their topics and queues.
 
-Nothing is lost silently. A message that cannot be delivered now, because its topic is closed, waits for its delay once
-more; one that can never be delivered is logged and counted, and stays in the schedule topic until retention removes it.
+No message is lost silently. One that cannot be delivered now, because its topic is closed, waits for its delay once
+more. One that can never be delivered is logged and counted, and stays in the schedule topic until retention removes it.
 
 Before retention removes a segment, its pending messages become timers that are due at the same time. Appended again to
-the queue of their level they would wait behind later ones, in RocketMQ too. A timer keeps its time in either broker.
+the queue of their level, they would wait for later messages before them, in RocketMQ too. A timer keeps its time in
+either broker.
 """
 
 import logging
@@ -32,7 +33,7 @@ __all__ = ["NEVER", "DelayLevels"]
 
 log = logging.getLogger("martlet.timer")
 
-# The time at which a level is due whose next message was not read yet, and one that has no readable message.
+# Due time of a level whose next message was not read yet, and of a level without a readable message.
 UNKNOWN: Final = 0.0
 NEVER: Final = float("inf")
 
@@ -41,8 +42,8 @@ NEVER: Final = float("inf")
 class Level:
     """One delay level and its queue; ``offset`` is the next message to deliver, due at ``due_ms`` at the earliest.
 
-    Its records before the log position ``floor`` come before ``offset``. The messages of ``later`` were delivered
-    before the start, by rounds that a power cut kept although it lost earlier ones.
+    Its records before the log position ``floor`` come before ``offset``. The messages in ``later`` were delivered
+    before the start, by rounds that survived a power cut which lost earlier rounds.
     """
 
     __slots__ = ("delay_ms", "due_ms", "floor", "later", "moved_ms", "number", "offset", "queue")
@@ -50,19 +51,19 @@ class Level:
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
-        self.queue: Queue | None = None  # None until there was a message
+        self.queue: Queue | None = None  # None until there is a message
         self.offset = 0
         self.due_ms = UNKNOWN
         self.floor = 0
         self.later: Ranges = ()
-        self.moved_ms = 0  # when the last message that became a timer is due
+        self.moved_ms = 0  # due time of the last message that became a timer
 
 
 @final
 class DelayLevels:
     """All levels; ``unreadable`` and ``expired`` count the messages that are lost.
 
-    Records before the log position ``released_end`` are about to be removed: messages become timers.
+    Records before the log position ``released_end`` are about to be removed: their messages become timers.
 
     Args:
       wall_ms: the time that timers follow.
@@ -83,7 +84,7 @@ class DelayLevels:
         self._wall_ms = wall_ms
         self._wake = wake
         self._levels = [Level(number, delay_ms) for number, delay_ms in enumerate(delays_ms, 1)]
-        self._first = 0  # the level that the next round begins with
+        self._first = 0  # the first level of the next round
         self.released_end = -1
         # Messages from before the start whose time is in the future were stored before the wall clock was set back.
         self._started_ms = 0.0
@@ -103,7 +104,7 @@ class DelayLevels:
                 log.warning(text, level.number, low_of(ranges))
 
     def open(self) -> None:
-        """Follow the queues of the levels, those of now and later ones, until `close`."""
+        """Follow the current and later queues of the levels, until `close`."""
         self._started_ms, self._started_at = self._clock.now_ms(), self._store.readable
         self._store.queues.on_new.append(self._found_queue)
         for queue in list(self._store.queues.topics.get(SCHEDULE_TOPIC, {}).values()):
@@ -129,12 +130,12 @@ class DelayLevels:
             self._wake()
 
     def return_to(self, offsets: Mapping[int, int]) -> None:
-        """Continue at *offsets*; where nothing is known of a level, at the beginning of its queue."""
+        """Continue at *offsets*; a level without an offset continues at the beginning of its queue."""
         for level in self._levels:
             level.offset, level.due_ms, level.floor = offsets.get(level.number, 0), UNKNOWN, 0
 
     def reached(self) -> dict[int, int]:
-        """Return by level how many messages were delivered, or taken by this round."""
+        """Return, by level, the number of messages that were delivered, or taken by this round."""
         return {level.number: level.offset for level in self._levels if level.offset > 0}
 
     def later(self) -> dict[int, Ranges]:
@@ -142,13 +143,13 @@ class DelayLevels:
         return {level.number: level.later for level in self._levels}
 
     def next_due_ms(self) -> float:
-        """Return when the next message may be due; `NEVER` if there is none."""
+        """Return the time at which the next message may be due; `NEVER` if there is none."""
         return min((level.due_ms for level in self._levels if level.queue is not None), default=NEVER)
 
     # what is due
 
     async def collect(self, made: Round) -> None:
-        """Take what is due from the levels, each time beginning with another one, until the round is full."""
+        """Take due messages from the levels until the round is full; each call begins with another level."""
         levels, now = self._levels, self._clock.now_ms()
         for place in range(len(levels)):
             level = levels[(self._first + place) % len(levels)]
@@ -172,7 +173,7 @@ class DelayLevels:
         self._take(level, result, made, now)
 
     def _take(self, level: Level, result: ReadResult, made: Round, now: float) -> None:
-        """Add the messages of *result* that are due, and set the time when the next one is."""
+        """Add the due messages of *result*, and set the due time of the next one."""
         for piece in result.pieces:
             for record in record_views(piece):
                 self._skip_to(level, record.queue_offset)
@@ -206,7 +207,7 @@ class DelayLevels:
 
     def _note_expired(self, level: Level, count: int) -> None:
         if not level.offset:
-            return  # nothing is known of them: they were probably delivered
+            return  # no offset is known: they were probably delivered
         self.expired += count
         text = "retention removed %d delayed messages of level %d before they were due; keep the log for longer"
         log.error(text, count, level.number)
@@ -234,13 +235,13 @@ class DelayLevels:
         self._put(made, level, record, message)
 
     def _move(self, level: Level, record: RecordView, due_ms: float, made: Round) -> None:
-        """Make a timer of *record*; those of a level keep their order, whatever the clocks were rounded to."""
+        """Make a timer of *record*; timers of a level keep their order despite the rounding of clocks."""
         ahead_ms = ceil(due_ms - self._clock.now_ms())
         level.moved_ms = max(self._wall_ms() + ahead_ms, level.moved_ms)
         message = _message_of(record)
         properties = timer_properties(message.properties, level.moved_ms)
         if len(properties) > PROPERTIES_BYTES_MAX:
-            made.postponed += 1  # it waits for its delay again: late, but not lost
+            made.postponed += 1  # the message waits for its delay again: late, but not lost
         else:
             made.moved += 1
             message.topic, message.queue_id, message.properties = TIMER_TOPIC, 0, properties
@@ -270,7 +271,7 @@ class DelayLevels:
                 level.due_ms = UNKNOWN
 
     def is_released(self, end: int, wanted: dict[int, int]) -> bool:
-        """Note in *wanted*, by level, an offset with no record before *end* after it; return whether all are known."""
+        """Set in *wanted*, by level, an offset after all records before *end*; return whether all are known."""
         levels = [level for level in self._levels if level.queue is not None]
         for level in levels:
             if level.floor >= end:
@@ -278,7 +279,7 @@ class DelayLevels:
         return all(level.number in wanted for level in levels)
 
     def statistics(self) -> dict[str, object]:
-        """Return by level how many messages wait, and by how many ms the oldest one is late."""
+        """Return, by level, the number of waiting messages, and the lateness of the oldest one in ms."""
         now = self._clock.now_ms()
         waiting: dict[str, int] = {}
         for level in self._levels:
@@ -295,7 +296,7 @@ class DelayLevels:
 
 
 def _message_of(record: RecordView) -> Message:
-    """Return the message of *record*, for the topic and the queue that it is stored in."""
+    """Return the message of *record*, in its current topic and queue."""
     return Message(
         record.topic,
         bytes(record.body),

@@ -1,12 +1,12 @@
-"""Which messages of the delay levels were delivered: by level, ranges of offsets, and the notes that add to them.
+"""Delivered messages of the delay levels, as ranges of offsets by level, and the notes that add to them.
 
 Several rounds can wait for one fdatasync, and the pages of their groups reach the disk in any order. So after a power
-cut a round may be lost although a later one is not. A note therefore says of each level where its round began: what
-no note covers was not delivered.
+cut a round may be lost although a later one is not. A note therefore has the begin of its round in each level: messages
+that no note covers were not delivered.
 
-A note is a msgpack array: the offset of each level after the round; where the round began, for the levels that it
-changed; and by level the ranges above that offset that earlier rounds delivered, if there are any. Older versions
-wrote the first of these alone.
+A note is a msgpack array: the offset of each level after the round; the offset at which the round began, for the levels
+that it changed; and, by level, the ranges above that offset that earlier rounds delivered, if any. Older versions wrote
+only the first element.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,12 +19,12 @@ __all__ = ["Delivered", "Offsets", "Ranges", "apply_note", "encode_note", "later
 Offsets: TypeAlias = Mapping[int, int]
 # Ascending ranges (first offset, offset after the last) that do not touch each other.
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-# The delivered messages by level; a level of which none was delivered may be missing.
+# The delivered messages by level; a level without any may be missing.
 Delivered: TypeAlias = dict[int, Ranges]
 
 
 def low_of(ranges: Ranges) -> int:
-    """Return the offset before which everything was delivered."""
+    """Return the offset before which all messages were delivered."""
     return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 
@@ -45,7 +45,7 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def encode_note(reached: Offsets, begun: Offsets, later: Mapping[int, Ranges]) -> bytes:
-    """Return the note of a round that brought the levels from *begun* to *reached*; *later* was delivered before."""
+    """Return the note of a round that advanced the levels from *begun* to *reached*; *later* was delivered before."""
     changed = {level: begun.get(level, 0) for level, offset in reached.items() if begun.get(level, 0) != offset}
     above = {level: ranges for level, ranges in later.items() if ranges and ranges[-1][1] > reached.get(level, 0)}
     note: bytes = msgpack.packb([dict(reached), changed, above] if above else [dict(reached), changed])
@@ -53,10 +53,10 @@ def encode_note(reached: Offsets, begun: Offsets, later: Mapping[int, Ranges]) -
 
 
 def apply_note(known: Delivered | None, note: bytes) -> Delivered:
-    """Return what was delivered after the round of *note*.
+    """Return the messages delivered up to and including the round of *note*.
 
     Args:
-      known: what was delivered before, according to earlier notes; None if they were removed from the log.
+      known: the messages delivered before, by earlier notes; None if they were removed from the log.
     """
     content = msgpack.unpackb(note, strict_map_key=False)
     if isinstance(content, dict):
@@ -67,7 +67,7 @@ def apply_note(known: Delivered | None, note: bytes) -> Delivered:
     for level in {**reached, **later}:
         offset = reached.get(level, 0)
         begun = changed.get(level, offset)
-        # What is known from there on does not count: RocketMQ has set the level back, or its queue is shorter now.
+        # Known ranges after that offset do not count: RocketMQ has set the level back, or its queue is shorter now.
         before = [(0, begun)] if known is None else [(first, min(end, begun)) for first, end in known.get(level, ())]
         found[level] = union([*before, (begun, offset), *map(tuple, later.get(level, ()))])
     return found

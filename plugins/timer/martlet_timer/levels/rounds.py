@@ -1,8 +1,8 @@
 """Rounds of delivery: each is published as one atomic group with a note, and counts once it is stored.
 
-The note says where the round began and what the new offsets are. Some rounds may wait for the disk at once: what
-becomes due during an fdatasync is covered by the next one. If a commit fails, its rounds are repeated; if a power cut
-loses a round and keeps a later one, only the lost one is.
+The note has the begin of the round and the new offsets. Several rounds may wait for the disk at once: the next
+fdatasync covers messages that become due during the current one. If a commit fails, its rounds are repeated; if a power
+cut loses a round and keeps a later one, only the lost one is repeated.
 """
 
 import logging
@@ -33,10 +33,10 @@ ROUNDS_MAX: Final = 16
 
 @final
 class Round:
-    """What one round delivers: messages, and for each its level and the offset after it there.
+    """The messages of one round, each with its level and the offset after it in the level's queue.
 
-    Once it is published, ``offsets`` are those in its note, ``end`` is the log position after it, and ``noted`` the
-    number of records in the journal.
+    Once the round is published, ``offsets`` are the offsets in its note, ``end`` is the log position after it, and
+    ``noted`` the number of records in the journal.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Round:
         self.bytes_left = bytes_left
         self.messages: list[Message] = []
         self.places: list[tuple[int, int]] = []
-        self.due_ms: dict[int, float] = {}  # by the index of the message, for those that are delivered
+        self.due_ms: dict[int, float] = {}  # by index of the message, for delivered ones
         self.moved = 0
         self.postponed = 0
         self.dropped = 0
@@ -110,7 +110,7 @@ class PublishedRounds:
         return Round(min(ROUND_BYTES, config.group_room // 2, config.segment_bytes // 4))
 
     def publish(self, made: Round, later: Mapping[int, Ranges]) -> None:
-        """Publish the messages of *made* and its offsets; *later* is as for `encode_note`.
+        """Publish the messages of *made* and its offsets; *later* is the argument of `encode_note`.
 
         Raises:
           Refused: the store accepts no writes at the moment.
@@ -131,7 +131,7 @@ class PublishedRounds:
         self._unsettled.append(made)
 
     def _publish_each(self, made: Round, later: Mapping[int, Ranges]) -> None:
-        """Publish each message of *made* with a note of its own; drop those that are refused."""
+        """Publish each message of *made* with a note of its own; drop refused messages."""
         offsets = dict(self.noted)
         for place, (message, (level, offset)) in enumerate(zip(made.messages, made.places, strict=True)):
             begun = dict(offsets)
@@ -151,7 +151,7 @@ class PublishedRounds:
         return self._store.queue(self._state.journal.topic, 0).next_offset
 
     def settle(self) -> bool:
-        """Count the rounds that are stored now; return False if rounds were undone, because a commit failed."""
+        """Count newly stored rounds; return False if rounds were undone because a commit failed."""
         store, unsettled = self._store, self._unsettled
         if not unsettled:
             return True
@@ -163,7 +163,7 @@ class PublishedRounds:
         return not unsettled or unsettled[-1].noted <= journal_end
 
     def forget(self) -> None:
-        """Forget the rounds that are not stored: they were undone."""
+        """Forget rounds that are not stored: they were undone."""
         self._unsettled.clear()
         self.noted, self.published_end = self.stored, self.settled_end
 

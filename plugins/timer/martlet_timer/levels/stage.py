@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LEVELS_MAX", "LevelStage", "parse_levels"]
 
-# Each level is a queue, which is looked at in each round of deliveries.
+# Each level is a queue, which each round of deliveries checks.
 LEVELS_MAX: Final = 256
 UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 # The longest delay is about 27 years.
 _DELAY: Final = re.compile(r"(\d{1,4})([smhd])")
-# What Java's Integer.parseInt accepts.
+# Texts that Java's Integer.parseInt accepts.
 _INTEGER: Final = re.compile(rb"[+-]?[0-9]{1,10}")
 INTEGER_MAX: Final = (1 << 31) - 1
 # The bits of sysFlag of a message whose transaction was committed.
@@ -33,7 +33,7 @@ def parse_levels(text: str) -> tuple[int, ...]:
     """Return the delays in ms of *text*, such as ``1s 5s 2h``, from level 1 on.
 
     Raises:
-      ConfigError: it is not a list of 1 to 256 delays.
+      ConfigError: *text* is not a list of 1 to 256 delays.
     """
     words = text.split()
     if not 1 <= len(words) <= LEVELS_MAX:
@@ -52,7 +52,7 @@ def _delay_ms(word: str) -> int:
 class LevelStage:
     """Moves each message with a delay level to the queue of its level in the schedule topic.
 
-    As RocketMQ HookUtils.handleScheduleMessage. Properties keep the topic and the queue that the message is for.
+    As RocketMQ HookUtils.handleScheduleMessage. Properties keep the message's own topic and queue.
     """
 
     def __init__(self, broker: "Broker", levels: int, clock: DelayClock) -> None:

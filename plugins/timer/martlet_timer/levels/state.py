@@ -1,11 +1,12 @@
-"""How many messages of each delay level were delivered: notes in the log, and RocketMQ's ``config/delayOffset.json``.
+"""Delivered messages of each delay level: from notes in the log, and RocketMQ's ``config/delayOffset.json``.
 
-Each atomic group of delivered messages contains a note with the offsets of all levels, so after a crash a message was
-either delivered and is not again, or it was not (`journal_codec.py`). RocketMQ knows only the file; with `POSITION_KEY`
-it says which notes it contains. If that is missing, RocketMQ wrote the file last: its offsets count, and notes that are
-in the log already do not. They become a note of their own, so that everything is in the log again.
+Each atomic group of delivered messages contains a note with the offsets of all levels, so after a crash a delivered
+message is never delivered again, and any other is (`journal_codec.py`). RocketMQ knows only the file; its
+`POSITION_KEY` is the log position up to which it contains notes. If the key is missing, RocketMQ wrote the file last:
+then its offsets count, and earlier notes in the log do not. The offsets become a new note, so that the log is complete
+again.
 
-Nothing in the file is ahead of the durable log: else a crash could lose a delivery that the file contains.
+The file is never ahead of the durable log: else a crash could lose a delivery that the file contains.
 """
 
 import logging
@@ -43,7 +44,7 @@ __all__ = ["LevelState"]
 log = logging.getLogger("martlet.timer")
 
 PATH: Final = "config/delayOffset.json"
-# The key with what was delivered after the offset of a level; RocketMQ, which drops it, delivers that again.
+# The key with the ranges delivered after the offset of a level; RocketMQ drops the key and delivers them again.
 LATER_KEY: Final = "martletDelivered"
 FORMAT: Final = 1
 # Pause after the file could not be written.
@@ -51,26 +52,26 @@ RETRY_S: Final = 5.0
 
 
 class LevelKeeper(Protocol):
-    """What knows the pending messages."""
+    """The owner of the pending messages, for retention."""
 
     def floor(self) -> int:
         """Return the position of the oldest record that is still needed, or one before it; `NOTHING` for none."""
         ...
 
     async def release(self, end: int) -> None:
-        """Append again what is needed of the records before *end*, and a note; return when that is stored."""
+        """Append needed records before *end* again, and a note; return once they are stored."""
         ...
 
 
 @final
 class LevelState:
-    """Which messages were delivered, by level; a projection (martlet.state.Projection) of the notes."""
+    """The delivered messages by level; a projection (martlet.state.Projection) of the notes."""
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self.journal: Journal = broker.journal("delay-levels")
         self.name = "delay-levels"
-        # Cares for what retention is about to remove; set while it runs.
+        # Keeps records that retention is about to remove; set while the delivery runs.
         self.keeper: LevelKeeper | None = None
         self.topics = frozenset((self.journal.topic,))
         self.delivered: Delivered = {}
@@ -78,22 +79,22 @@ class LevelState:
         self._is_known = False
         # The end of the newest record that is contained; 0 if there is none.
         self._position = 0
-        # Where the newest note is; NOTHING if it is not needed, because there is none.
+        # Log position of the newest note; NOTHING if there is none.
         self._noted_at = NOTHING
         self._version = DataVersion()
-        # Whether the file must be written before the first delivery.
+        # Whether RocketMQ wrote the file last, so that it must be written before the first delivery.
         self._is_foreign = False
         self.table = Table(PATH, self._render, self._load)
         broker.tables.add(self.table)
         if self._position == NO_POSITION:
-            # RocketMQ wrote the file: all notes in our log so far are older.
+            # RocketMQ wrote the file: all notes in the log so far are older.
             self._position, self._is_foreign = broker.store.readable, True
             self.delivered = {level: self._up_to_end(level, ranges) for level, ranges in self.delivered.items()}
         elif self._position > broker.store.readable:
             # A power failure took the end of a log with asynchronous flush: any note is nearer to the truth.
             self._position = 0
         self._base = self._position, self.delivered, self._is_known
-        # Positions and states for the file: the newest that was durable, and newer ones.
+        # Positions and states for the file: the newest durable state, and newer ones.
         self._states = deque([(self._position, self.delivered)])
 
     @property
@@ -102,7 +103,7 @@ class LevelState:
         return {level: low_of(ranges) for level, ranges in self.delivered.items()}
 
     def _up_to_end(self, level: int, ranges: Ranges) -> Ranges:
-        """Return *ranges* up to the end of the queue: a later offset would skip messages that are yet to come."""
+        """Return *ranges* cut at the end of the queue: a later offset would skip future messages."""
         queue = self._broker.store.queues.find(SCHEDULE_TOPIC, level - 1)
         end = queue.next_offset if queue is not None else 0
         return union((min(first, end), min(after, end)) for first, after in ranges)
@@ -133,7 +134,7 @@ class LevelState:
         self.table.change()
 
     def _are_notes_removed(self) -> bool:
-        """Return whether retention removed notes; else a first note that does not begin at 0 follows lost ones."""
+        """Return whether retention removed notes; if not, a first note that does not begin at 0 follows lost ones."""
         queue = self._broker.store.queues.find(self.journal.topic, 0)
         return queue is not None and queue.first_offset > 0
 
@@ -158,7 +159,7 @@ class LevelState:
         return min(self._noted_at, self.keeper.floor() if self.keeper is not None else 0)
 
     def roll(self, start: int, end: int) -> WaitingSteps[None]:
-        """Have the delivery of the levels write a new note: one with offsets from here might come after a newer one."""
+        """Let the delivery write a new note: a note with the offsets known here might come after a newer one."""
         if self.keeper is None:
             raise Refused(Reason.BUSY, "the delivery of the delay levels does not run")
         yield partial(self.keeper.release, end)
@@ -174,7 +175,7 @@ class LevelState:
         """Render the file as of the newest note before *position*, which is durable."""
         self._drop_states(position)
         if len(self._states) > 1:
-            self.table.change()  # to be written again once the newer ones are durable
+            self.table.change()  # the file is written again once newer states are durable
         known, delivered = self._states[0]
         head, offsets = head_of(self._version, known), {level: low_of(delivered[level]) for level in sorted(delivered)}
         later = {level: ranges for level in sorted(delivered) if (ranges := later_of(delivered[level]))}
@@ -202,10 +203,10 @@ class LevelState:
         self._position, self._is_known = position, True
 
     async def adopt(self) -> None:
-        """If RocketMQ wrote the file last, note its offsets in the log and write it, before anything is delivered.
+        """If RocketMQ wrote the file last, note its offsets in the log and write the file, before any delivery.
 
-        Else, after a crash, its old offsets would count again. Both copies are written: damage to the new file must not
-        bring the old one back.
+        Otherwise the old offsets would count again after a crash. Both copies are written: damage to the new file must
+        not bring the old one back.
         """
         store = self._broker.store
         while self._is_foreign:
@@ -224,5 +225,5 @@ class LevelState:
 
 
 def _ranges_of(found: int | list[list[int]]) -> Ranges:
-    """Return the ranges in a snapshot; an older one has only an offset."""
+    """Return the ranges in a snapshot; an older snapshot has only an offset."""
     return union([(0, found)] if isinstance(found, int) else [(first, end) for first, end in found])

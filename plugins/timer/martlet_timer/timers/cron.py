@@ -1,10 +1,10 @@
 """Schedules of five fields, as ActiveMQ understands them (CronParser): minute, hour, day of month, month, day of week.
 
 A field is ``*`` or ``?`` for all values, or a list of numbers and ranges, such as ``1,5,10-20``. After that, ``/N``
-keeps the values that N divides: ``*/2`` of days are the even ones. 0 is Sunday. If both kinds of days are restricted, a
-day that either of them has counts. Times are local, and begin at the full minute.
+keeps the values that N divides: ``*/2`` of days are the even ones. 0 is Sunday. If both day fields are restricted, a
+day in either of them counts. Times are local, and begin at the full minute.
 
-A local time that a change of the clocks leaves out does not come, and one that it repeats comes twice.
+A local time that a clock change skips does not occur, and one that it repeats occurs twice.
 """
 
 import re
@@ -25,15 +25,15 @@ _FIELDS: Final = (("minute", 0, 59), ("hour", 0, 23), ("day of month", 1, 31), (
 _ALL: Final = ("*", "?")
 _RANGE: Final = re.compile(r"([0-9]{1,2})(?:-([0-9]{1,2}))?")
 _STEP: Final = re.compile(r"0*[1-9][0-9]{0,3}")
-# Months, days and hours to look at: February 29 is up to 8 years ahead, with 12 months and a day in each.
+# Limit of months, days and hours to check: February 29 is up to 8 years ahead, with 12 months and a day in each.
 STEPS_MAX: Final = 500
-# Schedules that are not read again for each copy.
+# Schedules to keep parsed, instead of parsing them for each copy.
 CACHED: Final = 1024
 
 
 @final
 class Cron:
-    """When a schedule comes."""
+    """The times of a schedule."""
 
     __slots__ = ("_days", "_hours", "_minutes", "_months", "_weekdays")
 
@@ -47,10 +47,10 @@ class Cron:
         self._minutes, self._hours, self._days, self._months, self._weekdays = values
 
     def next_ms(self, after_ms: int, zone: tzinfo | None = None) -> int:
-        """Return the first time after *after_ms*, both in ms since 1970; *zone* is that of the machine if None.
+        """Return the first time after *after_ms*, both in ms since 1970; *zone* None is the machine's time zone.
 
         Raises:
-          ValueError: it never comes, as February 30.
+          ValueError: the schedule has no further time, such as February 30.
         """
         moment_s = (after_ms // 1000 // MINUTE_S + 1) * MINUTE_S
         for _ in range(STEPS_MAX):
@@ -77,7 +77,7 @@ class Cron:
         return is_day or is_weekday
 
     def _start_of_next_day(self, local: datetime, zone: tzinfo | None) -> int:
-        """Return when the next day begins that may be one of the schedule."""
+        """Return the start of the next day that may be in the schedule."""
         if len(self._weekdays) < 7:
             return _timestamp(datetime.fromordinal(local.toordinal() + 1), zone)
         day = next((each for each in self._days if each > local.day), 32)

@@ -1,10 +1,10 @@
 """The wall clock without its short jumps.
 
-Timers are due at times of the wall clock, which can jump: someone sets it, or a bad time server does and corrects
-itself a moment later. So when the wall clock jumps, this clock continues at the speed of elapsed time, and follows only
-after the wall clock has kept its new time for ten seconds. Nothing is delivered early, late or twice because of a jump
-that is undone in time. Smaller changes, with which NTP adjusts a clock, are followed at once, and so is the time for
-which the machine was suspended: elapsed time contains it.
+Timers are due at times of the wall clock, which can jump: an administrator sets it, or a bad time server does and
+corrects itself a moment later. When the wall clock jumps, this clock continues at the speed of elapsed time, and
+follows only after the wall clock has kept its new time for ten seconds. So a jump that is undone in time makes no
+delivery early, late or repeated. This clock follows smaller changes, by which NTP adjusts a clock, at once, and also
+the time for which the machine was suspended, which elapsed time contains.
 """
 
 from collections.abc import Callable
@@ -14,30 +14,32 @@ from martlet.runtime.clock import Clock
 
 __all__ = ["DampedClock"]
 
-# A greater change is a jump, apart from this part of the time since the last look: NTP slews by at most 0.05 %.
+# A greater change is a jump, after subtracting this part of the time since the last reading: NTP slews by at most 0.05
+# %.
 STEP_MS: Final = 250
 SLEWED_PART: Final = 1000
-# How long a jump must last to be followed.
+# Duration of a jump after which this clock follows it.
 CONFIRM_MS: Final = 10_000
 
 
 @final
 class DampedClock:
-    """Follows *wall*; sees a jump only when it is read."""
+    """Follows *wall*; detects a jump only when it is read."""
 
     def __init__(self, wall: Clock, elapsed_ms: Callable[[], float]) -> None:
         self._wall = wall
         self._elapsed_ms = elapsed_ms
         # This clock's time minus the elapsed one.
         self._offset_ms: int | None = None
-        # How far the wall clock is ahead of this clock since `_jumped_at_ms`, in elapsed time; 0 for no jump.
+        # Milliseconds by which the wall clock is ahead of this clock since `_jumped_at_ms` of elapsed time; 0 for no
+        # jump.
         self._jump_ms = 0
         self._jumped_at_ms = 0
         self._looked_at_ms = 0
         self.jumps = 0
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC."""
+        """Return the milliseconds since 1970-01-01 UTC."""
         elapsed_ms, wall_ms = int(self._elapsed_ms()), self._wall.now_ms()
         if self._offset_ms is None:
             self._offset_ms, self._looked_at_ms = wall_ms - elapsed_ms, elapsed_ms
@@ -60,5 +62,5 @@ class DampedClock:
 
     @property
     def ahead_ms(self) -> int:
-        """How far the wall clock is ahead of this clock because of a jump; 0 normally."""
+        """Return the milliseconds by which the wall clock is ahead of this clock because of a jump; 0 normally."""
         return self._jump_ms

@@ -1,8 +1,8 @@
 """Delivers timers when they are due, appends them again for retention, and recalls them.
 
-Each of these is an atomic group of messages and a note that removes the timers (`timers.gone`). So after a crash at any
-moment a timer is either delivered or pending. A timer that is being delivered, moved or recalled is taken from the
-schedule until the note is applied, so no two of these happen to one timer.
+Each operation is an atomic group of messages and a note that removes the timers (`timers.gone`). So after a crash at
+any moment a timer is either delivered or pending. A timer that is being delivered, moved or recalled is taken from the
+schedule until the note is applied, so no two operations affect one timer.
 """
 
 import logging
@@ -31,18 +31,18 @@ __all__ = ["TimerDelivery"]
 
 log = logging.getLogger("martlet.timer")
 
-# Of one atomic group.
+# Timers in one atomic group.
 BATCH_TIMERS: Final = 128
 BATCH_BYTES: Final = 256 * 1024
-# A repeated message is stored twice, in 70 us, and counts as so many others.
+# A repeated message is stored twice, in 70 us, and counts as this many timers.
 TIMERS_A_REPETITION: Final = 4
-# Delivered, but not yet durable and applied.
+# Timers that are delivered, but not yet durable and applied.
 TAKEN_MAX: Final = 4096
 # If nothing is due, the clock is read this often, because NTP may make it run faster than trio's.
 CLOCK_S: Final = 600.0
-# After the store refused a delivery because the disk is full.
+# Pause after the store refused a delivery because the disk is full.
 RETRY_S: Final = 1.0
-# How long a recall or retention waits for a timer that is being delivered, moved or recalled.
+# Timeout of a recall or of retention that waits for a timer that is being delivered, moved or recalled.
 FREE_S: Final = 10.0
 
 
@@ -67,11 +67,11 @@ class TimerDelivery:
         timers.append_again = self.append_again
         timers.changed = self._changed
         self._woken = trio.Event()
-        # Who waits for timers that are taken.
+        # Tasks that wait for taken timers.
         self._freed = trio.lowlevel.ParkingLot()
-        # When `run` will look again by itself; None while it is busy.
+        # The time at which `run` will look again; None while it is busy.
         self._wakes_ms: float | None = None
-        # Timers that the disk failed to read, and when to try again.
+        # Timers that the disk failed to read, and the time of the next attempt.
         self._unreadable: list[Timer] = []
         self._unreadable_until_ms = 0
         self._damaged = 0
@@ -87,7 +87,7 @@ class TimerDelivery:
     # ---- the service
 
     async def run(self) -> None:
-        """Deliver what is due; until cancelled."""
+        """Deliver due timers, until cancelled."""
         while True:
             now_ms = self._clock.now_ms()
             if self._unreadable and now_ms >= self._unreadable_until_ms:
@@ -100,19 +100,19 @@ class TimerDelivery:
                 await self._wait()
 
     def _changed(self) -> None:
-        """Handle that timers were added or removed."""
+        """Handle added or removed timers."""
         self._freed.unpark_all()
         self.outcomes.count_readable()
         self._wake_if_earlier()
 
     def give_back(self, timers: list[Timer]) -> None:
-        """Let *timers* become due again, which were taken, but neither delivered, moved nor recalled."""
+        """Let the taken *timers* become due again, as they were neither delivered, moved nor recalled."""
         self._schedule.give_back(timers)
         self._freed.unpark_all()
         self._wake_if_earlier()
 
     def _wake_if_earlier(self) -> None:
-        """Wake `run` if it has something to do earlier than it thought."""
+        """Wake `run` if it has work earlier than expected."""
         if self._wakes_ms is None:
             return
         wake_ms = self._schedule.wake_ms()
@@ -120,7 +120,7 @@ class TimerDelivery:
             self._woken.set()
 
     def wake(self) -> None:
-        """Look at the clock again: it jumped."""
+        """Read the clock again after a jump."""
         self._woken.set()
 
     async def _wait(self) -> None:
@@ -141,7 +141,7 @@ class TimerDelivery:
             self._wakes_ms = None
 
     async def _deliver(self, timers: list[Timer]) -> None:
-        """Deliver *timers*, which are taken; give back those that cannot be delivered now."""
+        """Deliver the taken *timers*; let those become due again that cannot be delivered now."""
         left = {position: (due_ms, position) for due_ms, position in timers}
         end = 0
         refused: MartletError | None = None
@@ -174,7 +174,7 @@ class TimerDelivery:
         """Wait while *timer* is being delivered, moved or recalled.
 
         Raises:
-          Refused: that takes longer than `FREE_S` (Reason.BUSY).
+          Refused: the wait takes longer than `FREE_S` (Reason.BUSY).
         """
         with trio.move_on_after(FREE_S) as scope:
             while self._is_busy(timer):
@@ -192,7 +192,7 @@ class TimerDelivery:
     # ---- what was read
 
     def _check_found(self, timers: list[Timer], found: Sequence[Found], left: dict[int, Timer]) -> list[DueTimer]:
-        """Return the timers that can be delivered; store that damaged ones are gone, and put others aside."""
+        """Return the timers that can be delivered; store that damaged ones are gone, and set unreadable ones aside."""
         due: list[DueTimer] = []
         damaged: list[Timer] = []
         for timer, record in zip(timers, found, strict=False):
@@ -234,7 +234,7 @@ class TimerDelivery:
     # ---- retention
 
     def append_again(self, parts: Iterable[list[Timer]]) -> WaitingSteps[None]:
-        """Append the records of timers again, before retention removes the present ones.
+        """Append the records of timers again, before retention removes the current ones.
 
         Raises:
           Refused: the store refuses writes.
@@ -270,7 +270,7 @@ class TimerDelivery:
         found += await self.reader.read(positions, BATCH_BYTES)
 
     def _move(self, batch: list[DueTimer], left: dict[int, Timer]) -> None:
-        """Append the records of *batch* again, and remove what was stored from *left*."""
+        """Append the records of *batch* again, and remove the stored ones from *left*."""
         count = len(batch)
         while batch:
             part = batch[:count]
@@ -288,7 +288,8 @@ class TimerDelivery:
     def statistics(self) -> dict[str, object]:
         """Return counters.
 
-        ``not_yet_pending``: stored records that were not read yet. ``behind_ms``: how long the next timer has been due.
+        ``not_yet_pending``: stored records that were not read yet. ``behind_ms``: the time for which the next timer has
+        been due.
         """
         now_ms, wake_ms = self._clock.now_ms(), self._schedule.first_due_ms()
         return {
@@ -309,7 +310,7 @@ class TimerDelivery:
 
 
 def _first(due: list[DueTimer]) -> list[DueTimer]:
-    """Return the first ones of *due* that are delivered in one turn; the others stay due."""
+    """Return the first timers of *due*, as many as one turn delivers; the others stay due."""
     cost = 0
     for index, (_, record) in enumerate(due):
         cost += TIMERS_A_REPETITION if is_repeated(record.properties) else 1

@@ -1,4 +1,4 @@
-"""Encodes and decodes notes about timers: a msgpack array of the kind of the note and what it concerns."""
+"""Encodes and decodes notes about timers: a msgpack array of the note's kind and its timers or keys."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -31,7 +31,7 @@ def ended(keys: Iterable[str]) -> bytes:
 
 
 def decode_note(note: bytes) -> tuple[int, list[Any]]:
-    """Return the kind of *note*, and what it concerns: numbers for `read_gone`, or keys."""
+    """Return the kind of *note* and its content: numbers for `read_gone`, or keys."""
     kind, *rest = msgpack.unpackb(note)
     return kind, rest
 

@@ -18,9 +18,9 @@ log = logging.getLogger("martlet.timer")
 
 @final
 class TimerJournalWriter:
-    """Appends for the plugin that is loaded as *plugin*; its stages do not see the messages again.
+    """Appends messages and notes for the plugin loaded as *plugin*, whose stages do not get the messages again.
 
-    ``is_refused`` says whether the store refused a delivery, and has accepted nothing since.
+    ``is_refused`` says whether the store refused a delivery, and has accepted none since.
     """
 
     def __init__(self, broker: Broker, journal: Journal, plugin: str) -> None:
@@ -31,10 +31,10 @@ class TimerJournalWriter:
         self.is_refused = False
 
     def append(self, messages: Sequence[Message], timers: Sequence[Timer], keys: Sequence[str] = ()) -> int:
-        """Store *messages* and that *timers* are gone, all or nothing; return the end in the log.
+        """Store *messages* and a note that *timers* are gone, all or none; return the end in the log.
 
         Args:
-          keys: of repeated messages that end with this.
+          keys: keys of repeated messages that end.
 
         Raises:
           Refused: the store refuses writes, or a message is refused.
@@ -50,7 +50,7 @@ class TimerJournalWriter:
         try:
             store.committer.commit()
         except (Refused, StoreFailed) as error:
-            # Other appends since the last commit were not stored either; their answers must not be sent.
+            # Other appends since the last commit are not stored either; their answers must not be sent.
             store.committer.fail_next(error)
             raise
         if self.is_refused:

@@ -1,4 +1,4 @@
-"""What is pending, for administrators."""
+"""Counts and lists of pending timers, for administrators."""
 
 from collections.abc import Sequence
 from typing import Final, final
@@ -29,8 +29,8 @@ class Listing:
         self._reader = delivery.reader
 
     async def count(self, times_ms: Sequence[int]) -> list[int]:
-        """Return how many timers are due before each of *times_ms*, and how many are pending."""
-        await self._projections.wait_applied(self._timers)  # all that is acknowledged
+        """Return the number of timers due before each of *times_ms*, and the number of all pending timers."""
+        await self._projections.wait_applied(self._timers)  # all acknowledged timers
         pending = self._timers.pending
         return [*[await self._turns.finish(pending.count_before(each)) for each in times_ms], len(pending)]
 

@@ -21,9 +21,9 @@ __all__ = ["POSTPONE_MS", "DueTimer", "TimerOutcomes"]
 
 log = logging.getLogger("martlet.timer")
 
-# A message that is refused for itself, or cannot be read because the disk fails, is tried again after this time.
+# Pause before a message is tried again that was refused by itself, or cannot be read because the disk fails.
 POSTPONE_MS: Final = 60_000
-# Topics to count messages of that were deleted before the messages were due.
+# Deleted topics for which dropped messages are counted.
 GONE_TOPICS_MAX: Final = 1000
 
 DueTimer = tuple[Timer, Record]
@@ -35,7 +35,7 @@ class TimerOutcomes:
 
     Attributes:
       lateness: of deliveries, when consumers can read them.
-      delivered, postponed, dropped: messages since the start; the last ones had no topic any more.
+      delivered, postponed, dropped: messages since the start; dropped ones had no topic any more.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class TimerOutcomes:
         self._clock = clock
         self._period_min_ms = period_min_ms
         self._gone_topics: dict[str, int] = {}
-        # The end in the log of each delivery that is not readable yet, and when its timers were due.
+        # Of each delivery that is not readable yet, its end in the log and the due times of its timers.
         self._published: deque[tuple[int, list[int]]] = deque()
         self.lateness = Lateness()
         self.delivered = self.postponed = self.dropped = 0
 
     def publish(self, due: list[DueTimer], left: dict[int, Timer]) -> int:
-        """Deliver the messages of *due*, and remove what was stored from *left*.
+        """Deliver the messages of *due*, and remove stored timers from *left*.
 
         Raises:
           Refused: the store refuses writes.
@@ -79,10 +79,10 @@ class TimerOutcomes:
         return end
 
     def _append_outcomes(self, outcomes: Sequence[DueOutcome], timers: Sequence[Timer]) -> int:
-        """Store what follows from *timers* that are due.
+        """Store the outcomes of the due *timers*.
 
         Raises:
-          Refused: as `TimerJournalWriter.append`, or a series has no topic.
+          Refused: as in `TimerJournalWriter.append`, or the topic of a series was deleted.
           StoreFailed: the disk failed.
         """
         messages: list[Message] = []
@@ -99,7 +99,7 @@ class TimerOutcomes:
         return end
 
     def _check_topic(self, timer: Message) -> None:
-        """Raise `Refused` if the topic that *timer* is for was deleted."""
+        """Raise `Refused` if the topic of *timer*'s message was deleted."""
         topic = _topic_of(timer.properties)
         if self._broker.topics.get(topic) is None:
             raise Refused(Reason.NO_TOPIC, f"topic[{topic}] does not exist; create it, and send the message again")
@@ -131,7 +131,7 @@ class TimerOutcomes:
         return topic is not None and message.queue_id >= topic.write_queues
 
     def _drop_without_topic(self, timer: Timer, topic: str) -> int:
-        """Store that a timer is gone because its topic was deleted: what was deleted stays deleted."""
+        """Store that a timer is gone because its topic was deleted: a deleted topic is not created again."""
         key = self._timers.repeated.key_at(timer[1])
         end = self._writer.append([], [timer], [key] if key else [])
         self.dropped += 1
@@ -144,7 +144,7 @@ class TimerOutcomes:
 
     def _note_published(self, end: int, timers: list[Timer]) -> None:
         self._published.append((end, [due_ms for due_ms, _ in timers]))
-        self.count_readable()  # with async flush the commit was enough
+        self.count_readable()  # with async flush the commit was sufficient
 
     def count_readable(self) -> None:
         """Count the deliveries that consumers can read now."""
@@ -159,5 +159,5 @@ class TimerOutcomes:
 
 
 def _topic_of(properties: bytes) -> str:
-    """Return the topic that a timer with *properties* is for."""
+    """Return the target topic of a timer with *properties*."""
     return find_property(properties, REAL_TOPIC).decode("utf-8", "replace")

@@ -1,11 +1,11 @@
-"""The pending timers: when each is due and where its record is, in about 16 bytes a timer.
+"""The pending timers: due time and record position of each, in about 16 bytes per timer.
 
-Timers are kept by the hour in which they are due, and within an hour in log order, in chunks of three arrays. So a
-timer is added at the end of its hour's last chunk, and found by a binary search for its position. A removed timer
+Timers are grouped by the hour in which they are due, and within an hour kept in log order, in chunks of three arrays.
+So a timer is added at the end of its hour's last chunk, and found by a binary search for its position. A removed timer
 leaves a dead row. A chunk is rewritten when most of its rows are dead, and dropped with its last timer.
 
-A snapshot is rendered in a worker thread while the table changes. It contains a timer added before, whether or not that
-timer is removed meanwhile: the removal is a note in the log after the position of the snapshot, and applied again.
+A snapshot is rendered in a worker thread while the table changes. It contains every timer added before, even if the
+timer is removed meanwhile: the removal is a note in the log after the position of the snapshot, and is applied again.
 """
 
 from array import array
@@ -25,15 +25,15 @@ HOUR_MS: Final = 3_600_000
 CHUNK_ROWS: Final = 4096
 # Smaller chunks keep their dead rows.
 TIDY_ROWS: Final = 64
-# Removals between two rewritten chunks, each of which takes about a millisecond: timers that are due together are often
-# spread over all chunks, which are then half dead at the same time.
+# Removals between two rewrites of a chunk, each of which takes about a millisecond: timers that are due together are
+# often spread over all chunks, which are then half dead at the same time.
 TIDY_EVERY: Final = 64
-# In place of the time within the hour.
+# Marks a dead row, in place of the time within the hour.
 DEAD: Final = 0xFFFFFFFF
 KEY_BYTES: Final = 4
-# Rows to look at in one slice of a list.
+# Rows that one slice of a listing checks.
 LISTED_ROWS: Final = 1024
-# A chunk is searched for a key.
+# Time to search a chunk for a key.
 SEARCH_US: Final = 10.0
 
 Column: TypeAlias = "array[int]"
@@ -60,7 +60,7 @@ class HourTimers:
         self.live += 1
 
     def find(self, due: int, position: int) -> int:
-        """Return the row of a timer; -1 if it is not here."""
+        """Return the row of a timer; -1 if the chunk does not have it."""
         row = bisect_left(self.positions, position)
         found = row < len(self.positions) and self.positions[row] == position and self.dues[row] == due
         return row if found else -1
@@ -126,12 +126,12 @@ class Hour:
 
 @final
 class PendingTimers:
-    """All pending timers. *granule_bytes*: how exactly `floor` knows positions, such as the size of a segment."""
+    """All pending timers. *granule_bytes* is the resolution of `floor`, such as the size of a segment."""
 
     def __init__(self, granule_bytes: int) -> None:
         self._granule_bytes = granule_bytes
         self._hours: dict[int, Hour] = {}
-        self._counts: dict[int, int] = {}  # timers by granule of the log
+        self._counts: dict[int, int] = {}  # number of timers by granule of the log
         self._order: list[int] = []  # the hours, ascending
         self._last = -1
         self._since_tidy = 0  # removals since a chunk was rewritten
@@ -154,7 +154,7 @@ class PendingTimers:
         self.count += 1
 
     def has(self, due_ms: int, position: int) -> bool:
-        """Whether the timer at *position* is pending."""
+        """Return whether the timer at *position* is pending."""
         hour, due = divmod(due_ms, HOUR_MS)
         timers = self._hours.get(hour)
         index = timers.index_of(position) if timers is not None else -1
@@ -221,7 +221,7 @@ class PendingTimers:
     def rows_after(self, hour: int, position: int, count: int) -> tuple[list[tuple[int, int]], int]:
         """Return time and position of timers of *hour* after *position*, and the position to continue after.
 
-        Looks at no more than *count* rows. At the end, the position to continue after is the same as *position*.
+        Checks at most *count* rows. At the end, the position to continue after equals *position*.
         """
         timers = self._hours.get(hour)
         if timers is None:
@@ -271,13 +271,13 @@ class PendingTimers:
     # ---- retention
 
     def floor(self) -> int | None:
-        """Return a position at or below that of the oldest record that is needed; None without timers."""
+        """Return a position at or before the oldest needed record; None without timers."""
         return min(self._counts) * self._granule_bytes if self._counts else None
 
     def in_range(self, start: int, end: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield time and position of the timers with records from *start* to *end*, a few hundred at a time or none.
+        """Yield time and position of the timers with records from *start* to *end*, in lists of up to a few hundred.
 
-        Timers may be added and removed meanwhile: some of the yielded ones may be gone.
+        Timers may be added and removed meanwhile: yielded timers may be gone.
         """
         found: list[tuple[int, int]] = []
         budget = Budget()
@@ -298,7 +298,7 @@ class PendingTimers:
     # ---- snapshots
 
     def freeze(self) -> Iterator[Frozen]:
-        """Return an iterator over all current timers, for a worker thread; see above about later removals."""
+        """Return an iterator over all current timers, for a worker thread; the module explains later removals."""
         return _columns(list(self._hours.items()), self._last)
 
     def restore(self, columns: Frozen, first_position: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads the records of timers: from memory directly, everything else in a worker thread."""
+"""Reads the records of timers: from memory directly, others in a worker thread."""
 
 from collections.abc import Sequence
 from typing import Final, TypeAlias, final
@@ -11,7 +11,7 @@ from martlet.store import Store
 
 __all__ = ["Found", "RecordReader"]
 
-# Timers with the same time were often stored one after the other, so a read takes more than one record.
+# Size of a read: timers with the same time were often stored one after the other, so it takes several records.
 BLOCK_BYTES: Final = 16_384
 # A record in the kernel's page cache is read on the event loop, in a few us; most have less than this.
 RECORD_BYTES: Final = 2048
@@ -22,21 +22,21 @@ Found: TypeAlias = Record | OSError | None
 
 @final
 class RecordReader:
-    """Reads records by position, whatever their topic. `read_now` and `read` return results for the first positions."""
+    """Reads records of any topic by position. `read_now` and `read` return results for the first positions."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._read = store.segments.read
 
     async def read(self, positions: Sequence[int], bytes_max: int) -> list[Found]:
-        """Return the records at *positions*: the first one, and as many more as *bytes_max* allows."""
+        """Return the records at *positions*: the first one, and further ones up to *bytes_max*."""
         found = self._read_cached(positions, bytes_max)
         if found is not None:
             return found
         return await self._store.disk.off_loop(lambda: self.read_now(positions, bytes_max))
 
     def _read_cached(self, positions: Sequence[int], bytes_max: int) -> list[Found] | None:
-        """Like `read`; None if a record is neither in a page of the log nor in the kernel's page cache."""
+        """Return the result of `read`; None if a record is neither in a page of the log nor in the page cache."""
         found: list[Found] = []
         for position in positions:
             data = self._from_page(position) or self._from_kernel(position)
@@ -70,7 +70,7 @@ class RecordReader:
         return bytes(data[:size]) if data is not None and len(data) >= size else None
 
     def read_now(self, positions: Sequence[int], bytes_max: int) -> list[Found]:
-        """Like `read`, blocking; may be called in a thread."""
+        """Return the result of `read`, blocking; may be called in a thread."""
         found: list[Found] = []
         base, block = 0, b""
         for position in positions:

@@ -1,14 +1,14 @@
 """Recalls timers before they are due.
 
-A timer is found by the time and the hash of topic and unique key that its handle has, and recalled only if its record
-has this topic and key. Nobody may recall a message of a topic that they may not publish to: the protocol asks the gate.
+A timer is found by the time and the hash of topic and unique key in its handle, and recalled only if its record has
+this topic and key. A client may recall only messages of topics to which it may publish: the protocol asks the gate.
 
-The records of a recall are also those of RocketMQ (RecallMessageProcessor), which recalls the message as well if it
-reads this log without knowing Martlet's notes. There is one with the key of RocketMQ 5.5, and one with that of later
-versions, which contains the topic.
+A recall also writes RocketMQ's records (RecallMessageProcessor), so that RocketMQ, which does not know Martlet's notes,
+recalls the message as well if it reads this log. One record has the key of RocketMQ 5.5, one that of later versions,
+which contains the topic.
 
 A message that is delivered several times ends with the recall of its pending timer, or by its name. The latter also
-ends a timer that is being delivered: its delivery is before that in the log, or does not happen.
+ends a timer that is being delivered: its delivery is before the end in the log, or does not happen.
 """
 
 from typing import Final, final
@@ -51,13 +51,13 @@ class Recalls:
         self.recalled = 0
 
     async def recall(self, topic: str, out_ms: int, unique: str, group: str = "") -> int:
-        """Recall the message of *topic* with this unique key and TIMER_OUT_MS; return the end of that in the log.
+        """Recall the message of *topic* with this unique key and TIMER_OUT_MS; return the recall's end in the log.
 
-        Returns 0 if no such message is pending: it was recalled already, or there never was one.
+        Returns 0 if no such message is pending: it was recalled already, or never existed.
 
         Raises:
-          Refused: it is due already (Reason.NOT_FOUND), it is busy for too long (Reason.BUSY), its record
-            cannot be read (Reason.UNAVAILABLE), or the store refuses writes.
+          Refused: the timer is due already (Reason.NOT_FOUND), is busy for too long (Reason.BUSY), has an unreadable
+            record (Reason.UNAVAILABLE), or the store refuses writes.
           StoreFailed: the disk failed.
         """
         due_ms = due_of(out_ms)
@@ -77,9 +77,9 @@ class Recalls:
         return end
 
     def end_repeated(self, topic: str, unique: str) -> int:
-        """End the repeated message of *topic* whose copies are named TOPIC:UNIQUE; return the end of that in the log.
+        """End the repeated message of *topic* whose copies are named TOPIC:UNIQUE; return the log position after it.
 
-        Returns 0 if there is none: it has ended already, or there never was one.
+        Returns 0 if there is no such message: it has ended already, or never existed.
 
         Raises:
           Refused: the store refuses writes.
@@ -106,7 +106,7 @@ class Recalls:
         return end
 
     async def _take(self, topic: str, due_ms: int, unique: str) -> list[Timer]:
-        """Take the timers with this key, several if a producer sent a message again; wait until all are free."""
+        """Take the timers with this key, several if a producer has resent a message; wait until all are free."""
         schedule = self._timers.schedule
         while due_ms > self._clock.now_ms():
             found = await self._find(topic, due_ms, unique)

@@ -2,9 +2,9 @@
 
 A client asks for a time with one of three properties (`HookUtils.transformTimerMessage`). The message is stored in the
 topic `TIMER_TOPIC` with its own topic and queue in properties, and with TIMER_OUT_MS. RocketMQ delivers when the second
-of TIMER_OUT_MS is over, and so puts there the full second before the time. Martlet puts there the time minus 1 ms: for
-RocketMQ that is in the same second, and Martlet delivers at the millisecond. Only a time 1 ms after a full second is
-delivered 1 ms late, as TIMER_OUT_MS would otherwise look like one of RocketMQ, which means the end of its second.
+of TIMER_OUT_MS is over, and so sets it to the full second before the time. Martlet sets it to the time minus 1 ms:
+RocketMQ delivers in the same second, and Martlet at the millisecond. Only a time 1 ms after a full second is delivered
+1 ms late: TIMER_OUT_MS would otherwise look like RocketMQ's, which means the end of the second.
 """
 
 from typing import Final
@@ -40,7 +40,7 @@ REVIVE: Final = REVIVE_PREFIX.encode()
 
 # RocketMQ's timerPrecisionMs.
 PRECISION_MS: Final = 1000
-# Longer than a time in ms of the next 30,000 years.
+# More digits than a time in ms has in the next 30,000 years.
 DIGITS_MAX: Final = 15
 
 
@@ -51,7 +51,7 @@ def out_of(due_ms: int) -> int:
 
 
 def due_of(out_ms: int) -> int:
-    """Return when to deliver a message with TIMER_OUT_MS *out_ms*, which Martlet or RocketMQ wrote."""
+    """Return the delivery time of a message with TIMER_OUT_MS *out_ms*, which Martlet or RocketMQ wrote."""
     return out_ms + PRECISION_MS if out_ms % PRECISION_MS == 0 else out_ms + 1
 
 
@@ -61,14 +61,14 @@ def delete_key(topic: str, unique: str) -> str:
 
 
 def key_of(topic: str, unique: str) -> int:
-    """Return the hash by which a pending timer is found."""
+    """Return the key hash of a pending timer, by which recalls find it."""
     return crc32(delete_key(topic, unique).encode())
 
 
 def read_timer(record: RecordView) -> tuple[int, str, str] | None:
     """Return due time, topic and unique key of a record in `TIMER_TOPIC`; None if it is not a timer.
 
-    RocketMQ's check points of pops are none: the plugin that serves pops takes them over at the start.
+    RocketMQ's check points of pops are no timers: the plugin that serves pops takes them over at the start.
     """
     properties = record.properties
     out, topic = find_property(properties, OUT_MS), find_property(properties, REAL_TOPIC)
@@ -87,7 +87,7 @@ def read_timer(record: RecordView) -> tuple[int, str, str] | None:
 def timer_properties(properties: bytes, due_ms: int) -> bytes:
     """Return the properties of a message of a delay level, changed so that it is a timer due at *due_ms*.
 
-    It loses its level: when RocketMQ delivers a timer that has one, the message waits for its delay again.
+    The level is removed: when RocketMQ delivers a timer with a level, the message waits for its delay again.
     """
     for key in (LEVEL, *TIME_KEYS):
         properties = remove_property(properties, key)

@@ -1,8 +1,7 @@
-"""The messages that are delivered several times: the newest timer of each.
+"""Repeated messages, which are delivered several times: the newest timer of each.
 
 The key of such a message is the text by which RocketMQ recalls it (`records.delete_key`). A later timer with the same
-key takes the place of the one before, and so it does not matter whether a power cut has left the note that removes the
-earlier one.
+key replaces the earlier one, even if a power cut has lost the note that removes the earlier one.
 """
 
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ KEYS_A_ROW: Final = 512
 class RepeatedTimers:
     """The table; ``newest`` is by key.
 
-    ``ending`` has the keys of messages for which the log has a note that ends them, which is not applied yet.
+    ``ending`` has the keys of messages whose end is a note in the log that is not applied yet.
     """
 
     __slots__ = ("_keys", "ending", "newest")
@@ -35,7 +34,7 @@ class RepeatedTimers:
         return len(self.newest)
 
     def put(self, key: str, timer: Timer) -> Timer | None:
-        """Note the newest timer of *key*; return the one before, which no longer counts."""
+        """Set the newest timer of *key*; return the previous one, which no longer counts."""
         before = self.end(key)
         self.newest[key] = timer
         self._keys[timer[1]] = key
@@ -49,7 +48,7 @@ class RepeatedTimers:
         return timer
 
     def gone(self, position: int) -> None:
-        """Forget the message whose newest timer is at *position*, if there is one."""
+        """Forget the message whose newest timer is at *position*, if any."""
         key = self._keys.get(position)
         if key is not None:
             self.end(key)
@@ -59,7 +58,7 @@ class RepeatedTimers:
         return self._keys.get(position, "")
 
     def is_ending(self, position: int) -> bool:
-        """Return whether the timer at *position* is that of a message that ends."""
+        """Return whether the timer at *position* belongs to a message that is ending."""
         return bool(self.ending) and self._keys.get(position) in self.ending
 
     def freeze(self) -> list[bytes]:
@@ -68,7 +67,7 @@ class RepeatedTimers:
         return [msgpack.packb(items[at : at + KEYS_A_ROW]) for at in range(0, len(items), KEYS_A_ROW)]
 
     def restore(self, row: bytes, first_position: int) -> None:
-        """Add what `freeze` returned, except timers before *first_position*."""
+        """Add the rows of `freeze`, except timers before *first_position*."""
         rows: Iterable[tuple[str, list[int]]] = msgpack.unpackb(row)
         for key, (due_ms, position) in rows:
             if position >= first_position:

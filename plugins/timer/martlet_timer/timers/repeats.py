@@ -1,4 +1,4 @@
-"""Messages that are delivered several times, as ActiveMQ's scheduler does it (JobSchedulerImpl).
+"""Repeated messages, which are delivered several times, as by ActiveMQ's scheduler (JobSchedulerImpl).
 
 | property | meaning |
 |---|---|
@@ -8,14 +8,14 @@
 
 Such a message is one pending timer at a time. When it is due, a copy is delivered, and the next timer is appended in
 the same atomic group, with one repetition less. The next time counts from the delivery: if the broker was down for
-several periods, one copy comes, and the others never do.
+several periods, one copy is delivered, and the others never are.
 
-With a schedule and repetitions, nothing is delivered at the times of the schedule. Each begins a series, which is a
-timer of its own; as with ActiveMQ, the delay counts once more in it.
+With a schedule and repetitions, no message is delivered at the times of the schedule. Each time begins a series, which
+is a timer of its own; as in ActiveMQ, the delay counts once more in it.
 
-All timers of a message have its unique key, that of a series with a suffix. The newest one in the log is the only one
-that counts: a power cut may keep a later group and lose an earlier one. RocketMQ knows nothing of the properties: it
-delivers the pending timer once.
+All timers of a message have its unique key; a series adds a suffix. Only the newest timer in the log counts: a power
+cut may keep a later group and lose an earlier one. RocketMQ does not know the properties: it delivers the pending timer
+once.
 """
 
 import re
@@ -61,11 +61,11 @@ __all__ = [
 
 ENDLESS: Final = -1
 REPEAT_MAX: Final = 2**31 - 1
-# The end of the unique key of a series that a schedule began.
+# Suffix of the unique key of a series that a schedule began.
 SERIES: Final = ".series"
 # Each copy has the name of its schedule in this property, as with ActiveMQ: TOPIC:KEY.
 NAME: Final = b"scheduledJobId"
-# What a copy has beside its timer's properties: the name, and a longer unique key.
+# Bytes of a copy beside its timer's properties: the name, and a longer unique key.
 NAME_BYTES: Final = 256
 EXPIRES_MS: Final = b"EXPIRES_MS"
 _REPEAT: Final = re.compile(rb"-1|[0-9]{1,10}")
@@ -73,7 +73,7 @@ _REPEAT: Final = re.compile(rb"-1|[0-9]{1,10}")
 
 @final
 class Repeats(NamedTuple):
-    """When a message comes; ``repeat`` is how often after the first time."""
+    """The delivery times of a message; ``repeat`` is the number of deliveries after the first."""
 
     cron: Cron | None
     delay_ms: int
@@ -81,13 +81,13 @@ class Repeats(NamedTuple):
     repeat: int
 
     def first_ms(self, now_ms: int) -> int:
-        """Return when a message that is sent now is due for the first time. Raises `ValueError` if never."""
+        """Return the first due time of a message that is sent now. Raises `ValueError` if there is none."""
         begin_ms = self.cron.next_ms(now_ms) if self.cron is not None else now_ms
         return begin_ms + self.wait_ms
 
     @property
     def wait_ms(self) -> int:
-        """From the begin of a series to its first delivery."""
+        """The time from the begin of a series to its first delivery."""
         return self.delay_ms or self.period_ms
 
     @property
@@ -97,7 +97,7 @@ class Repeats(NamedTuple):
 
 @final
 class DueOutcome(NamedTuple):
-    """What to store when a timer is due: the message to deliver, and the timers that follow.
+    """The outcome of a due timer: the message to deliver, and the timers that follow.
 
     ``ended`` is the key of the message (`delete_key`) if no timer of it follows, empty otherwise.
     """
@@ -108,23 +108,23 @@ class DueOutcome(NamedTuple):
 
 
 def is_repeated(properties: bytes) -> bool:
-    """Return whether a timer with *properties* is that of a message that comes several times.
+    """Return whether a timer with *properties* belongs to a repeated message.
 
-    It has a unique key then: another broker may have stored one without, which comes once.
+    A repeated message has a unique key: another broker may have stored one without, which is delivered once.
     """
     is_one = find_property(properties, REPEAT) or find_property(properties, CRON)
     return bool(is_one and find_property(properties, UNIQUE_KEY))
 
 
 def without_schedule(properties: bytes) -> bytes:
-    """Return *properties* of a message that comes once."""
+    """Return *properties* for a message that is delivered once."""
     for key in SCHEDULE_KEYS:
         properties = remove_property(properties, key)
     return properties
 
 
 def read_repeats(properties: bytes, delay_ms: int) -> Repeats:
-    """Return when a message with *properties* comes, after a delay of *delay_ms*. Raises `ValueError`."""
+    """Return the delivery times of a message with *properties*, after a delay of *delay_ms*. Raises `ValueError`."""
     cron = find_property(properties, CRON)
     repeat = find_property(properties, REPEAT) or b"0"
     if _REPEAT.fullmatch(repeat) is None or int(repeat) > REPEAT_MAX:
@@ -148,7 +148,7 @@ def _shown(value: bytes) -> str:
 
 
 def delay_of(properties: bytes) -> int:
-    """Return the delay that a message asked for, in ms."""
+    """Return the requested delay of a message, in ms."""
     seconds, ms = find_property(properties, DELAY_SEC), find_property(properties, DELAY_MS)
     value, factor = (seconds, 1000) if seconds else (ms, 1)
     given = value.removeprefix(b"+")
@@ -172,7 +172,7 @@ def name_of(unique: str) -> str:
 
 
 def outcome_of(record: Record, due_ms: int, now_ms: int, period_min_ms: int) -> DueOutcome:
-    """Return what to store for the timer in *record*, which was due at *due_ms*; periods are at least so long."""
+    """Return the outcome of the timer in *record*, which was due at *due_ms*; *period_min_ms* is the least period."""
     properties = record.properties
     if not is_repeated(properties):
         return DueOutcome(delivery_of(record, now_ms))
@@ -190,7 +190,7 @@ def outcome_of(record: Record, due_ms: int, now_ms: int, period_min_ms: int) -> 
 
 
 def _timers_after(record: Record, repeats: Repeats, due_ms: int, now_ms: int) -> tuple[Message, ...]:
-    """Return the timers that follow the one in *record*. Raises `ValueError` if a schedule never comes again."""
+    """Return the timers that follow the one in *record*. Raises `ValueError` if a schedule has no further time."""
     properties, repeat = record.properties, repeats.repeat
     if repeats.cron is None:
         if not repeat:
@@ -226,7 +226,7 @@ def _text(properties: bytes, key: bytes) -> str:
 
 
 def described(properties: bytes) -> str:
-    """Return for people how often the timer with *properties* comes; empty for once."""
+    """Return a description of a timer's repetitions, from its *properties*; empty for a single delivery."""
     if not is_repeated(properties):
         return ""
     parts = [f"cron {_text(properties, CRON)}"] if find_property(properties, CRON) else []

@@ -1,11 +1,10 @@
-"""The order in which pending timers become due, made from `PendingTimers` a little ahead of time.
+"""The schedule of pending timers, in the order of due times, computed from `PendingTimers` a little ahead of time.
 
-A timer comes near in three steps, each in slices and without sorting more than the times within one second: its hour is
-distributed over seconds a minute before it begins, its second over milliseconds a second before. Timers keep their log
-order at each step, so those of one millisecond are delivered in log order. A timer that is added later than that goes
-into a heap.
+The steps run in slices, and sort no more than the times within one second: an hour is distributed over seconds a minute
+before it begins, a second over milliseconds a second before. Timers keep their log order at each step, so timers of one
+millisecond are delivered in log order. A timer that is added too late for these steps goes into a heap.
 
-Everything here is computed from `PendingTimers` and can be dropped and computed again at any time.
+The schedule can be dropped and computed again at any time.
 """
 
 from array import array
@@ -24,9 +23,9 @@ SECOND_AHEAD_MS: Final = 1000
 # Timers to distribute in one slice, in less than a millisecond.
 ROWS_AT_ONCE: Final = 1024
 ROW_US: Final = 0.9
-# Timers to look at in one call of `take`: after many recalls most are gone.
+# Timers that one call of `take` checks: after many recalls most are gone.
 LOOKS: Final = 1024
-# If the clock goes back by more than this, the schedule starts again. Otherwise all new timers would go to the heap.
+# If the clock goes back by more than this, the schedule starts again: otherwise all new timers would go to the heap.
 BACK_MS: Final = 10_000
 
 Timer = tuple[int, int]
@@ -57,9 +56,9 @@ class _Moment:
 
 @final
 class Schedule:
-    """Gives timers of *pending* when they are due, ordered by time, then by position.
+    """Returns timers of *pending* when they are due, ordered by time, then by position.
 
-    A timer that was taken is not given again until `give_back`. Call `added` for each timer that is added to *pending*.
+    A taken timer is not returned again until `give_back`. Call `added` for each timer that is added to *pending*.
     """
 
     def __init__(self, pending: PendingTimers) -> None:
@@ -68,8 +67,8 @@ class Schedule:
         self.reset()
 
     def reset(self) -> None:
-        """Compute everything again, apart from what is taken."""
-        # Everything due before `_opened_ms` is in `_moments` or `_late`, from there to `_indexed_ms` in `_seconds`.
+        """Compute the schedule again; taken timers stay taken."""
+        # Timers due before `_opened_ms` are in `_moments` or `_late`, from there to `_indexed_ms` in `_seconds`.
         self._opened_ms = self._indexed_ms = 0
         self._moments: deque[_Moment] = deque()
         self._late: list[Timer] = []
@@ -78,25 +77,25 @@ class Schedule:
         self._edition = object()
 
     def added(self, due_ms: int, position: int) -> None:
-        """Note a new timer."""
+        """Add a new timer."""
         if due_ms < self._opened_ms:
             heappush(self._late, (due_ms, position))
         elif due_ms < self._indexed_ms:
             self._put(due_ms, position)
 
     def removed(self, position: int) -> None:
-        """Note that the removal of a timer is complete."""
+        """Drop a taken timer whose removal is complete."""
         self._taken.discard(position)
 
     def hold(self, timer: Timer) -> bool:
-        """Take *timer* whenever it is due; return False if it is taken already, or no longer pending."""
+        """Take *timer* at any time; return False if it is taken already, or no longer pending."""
         if timer[1] in self._taken or not self._pending.has(*timer):
             return False
         self._taken.add(timer[1])
         return True
 
     def is_taken(self, position: int) -> bool:
-        """Whether the timer at *position* is being delivered."""
+        """Return whether the timer at *position* is taken."""
         return position in self._taken
 
     @property
@@ -115,7 +114,7 @@ class Schedule:
     # ---- getting ready
 
     def prepare(self, now_ms: int) -> Steps[None]:
-        """Bring near what is due soon."""
+        """Distribute the timers that are due soon."""
         if self._opened_ms > now_ms + SECOND_AHEAD_MS + SECOND_MS + BACK_MS:
             self.reset()
         edition = self._edition
@@ -136,7 +135,7 @@ class Schedule:
     def _index(self, hour: int) -> Steps[None]:
         """Distribute the timers of *hour* over seconds."""
         edition, after = self._edition, -1
-        self._indexed_ms = hour * HOUR_MS  # nothing is pending before that
+        self._indexed_ms = hour * HOUR_MS  # no timer is pending before that
         while True:
             rows, last = self._pending.rows_after(hour, after, ROWS_AT_ONCE)
             for due_ms, position in rows:
@@ -152,7 +151,7 @@ class Schedule:
     def _open(self, number: int) -> Steps[None]:
         """Distribute the timers of a second over milliseconds."""
         edition, second, at = self._edition, self._seconds[number], 0
-        self._opened_ms = max(self._opened_ms, number * SECOND_MS)  # nothing else is pending before that
+        self._opened_ms = max(self._opened_ms, number * SECOND_MS)  # no other timer is pending before that
         moments: dict[int, _Moment] = {}
         base = number * SECOND_MS
         budget = Budget(ROW_US)
@@ -175,14 +174,14 @@ class Schedule:
     # ---- taking
 
     def first_due_ms(self) -> int | None:
-        """Return the time of the first timer that is near; None if there is none."""
+        """Return the due time of the first distributed timer; None if there is none."""
         dues = [self._moments[0].due_ms] if self._moments else []
         if self._late:
             dues.append(self._late[0][0])
         return min(dues, default=None)
 
     def wake_ms(self) -> int | None:
-        """Return when `prepare` or `take` has something to do; None without timers."""
+        """Return the time at which `prepare` or `take` has work; None without timers."""
         times = []
         due = self.first_due_ms()
         if due is not None:
@@ -195,7 +194,7 @@ class Schedule:
         return min(times, default=None)
 
     def take(self, now_ms: int, count: int) -> list[Timer]:
-        """Take up to *count* timers that are due; fewer do not mean that these are all."""
+        """Take up to *count* due timers; more may be due although fewer are returned."""
         found: list[Timer] = []
         for _ in range(LOOKS):
             due = self.first_due_ms()
@@ -221,7 +220,7 @@ class Schedule:
         return due_ms, position
 
     def give_back(self, timers: list[Timer]) -> None:
-        """Take back *timers*, which were not delivered; ignores those that are not taken."""
+        """Release taken *timers*, which were not delivered, to be due again; ignore others."""
         for due_ms, position in timers:
             if position in self._taken:
                 self._taken.discard(position)

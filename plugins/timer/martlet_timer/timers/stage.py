@@ -31,13 +31,13 @@ from martlet_timer.timers.repeats import (
 
 __all__ = ["RepeatLimits", "TimerStage"]
 
-# What delivery adds at most: two times and a count, with their names.
+# Maximum size of the properties that delivery adds: two times and a count, with their names.
 ROOM_BYTES: Final = 128
 
 
 @final
 class RepeatLimits(NamedTuple):
-    """What bounds repeated messages: the shortest period, and how many may be pending; ``pending`` counts them."""
+    """Limits of repeated messages: the shortest period, and the number that may be pending; ``pending`` counts them."""
 
     period_min_ms: int
     pending_max: int
@@ -46,15 +46,15 @@ class RepeatLimits(NamedTuple):
 
 @final
 class TimerStage:
-    """The stage that holds timed messages: it turns them into records of `TIMER_TOPIC`.
+    """The stage that holds timed messages: turns them into records of `TIMER_TOPIC`.
 
     Args:
       now_ms: the time.
-      horizon_ms: how far in the future messages may be due.
-      queue_for: returns the queue in which a message would be stored; raises `Refused` if it would be refused.
+      horizon_ms: the maximum time from now to a message's due time.
+      queue_for: returns the target queue of a message; raises `Refused` if it would be refused there.
       renew_clock: gives the next record a store time of its own, so that no message looks early.
-      limits: of repeated messages.
-      new_key: returns a unique key, for those that have none.
+      limits: limits of repeated messages.
+      new_key: returns a unique key, for messages without one.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TimerStage:
         """Return *message*, which becomes a record of `TIMER_TOPIC` if it asks for a time in the future.
 
         Raises:
-          Refused: it asks for no valid time, or for one too far in the future.
+          Refused: the requested time is not valid, or too far in the future.
         """
         properties = message.properties
         if message.topic in BROKER_TOPICS or message.sys_flag & PREPARED:
@@ -89,7 +89,7 @@ class TimerStage:
             text = f"property {RECALLED_KEY.decode()!r} is for the broker only; recall a message by its handle"
             raise Refused(Reason.ILLEGAL, text)
         if find_property(properties, OUT_MS):
-            return message  # it was delivered before, and is sent again
+            return message  # the message was delivered before, and is sent again
         now_ms = self._now_ms()
         if any(find_property(properties, key) for key in SCHEDULE_KEYS):
             due_ms = self._schedule(message, now_ms)
@@ -101,10 +101,10 @@ class TimerStage:
         return message
 
     def _schedule(self, message: Message, now_ms: int) -> int:
-        """Return when *message* is due for the first time, and give it what each repeated message has.
+        """Return the first due time of *message*, and set the properties that each repeated message has.
 
         Raises:
-          Refused: there is no such schedule, or it is too dense, or there are too many.
+          Refused: the schedule is not valid or too dense, or there are too many repeated messages.
         """
         properties = message.properties
         has_time = any(find_property(properties, key) for key in TIME_KEYS)

@@ -1,12 +1,12 @@
 """The pending timers as a projection of the log.
 
-A record in RocketMQ's timer topic adds a timer. A note in the plugin's journal removes timers: those of a delivery, in
-the atomic group of the delivered messages; a recalled one; and those whose records were appended again before retention
-removes them, in the atomic group of the new records. So a timer is pending exactly as long as nothing in the log says
-otherwise, whatever the clock did.
+A record in RocketMQ's timer topic adds a timer. A note in the plugin's journal removes timers: delivered ones, in the
+atomic group of the delivered messages; a recalled one; and timers whose records were appended again before retention
+removes them, in the atomic group of the new records. So the log alone determines the pending timers, independently of
+the clock.
 
 A message that is delivered several times is one timer after the other (`repeats.py`). A record in the timer topic also
-removes the earlier timer of its message, and a note says that no other follows.
+removes the earlier timer of its message; a note ends the message.
 """
 
 import sys
@@ -30,7 +30,7 @@ from martlet_timer.timers.schedule import Schedule, Timer
 __all__ = ["TimerState"]
 
 FORMAT: Final = 1
-# In a snapshot, in place of the hour of a row: the row has repeated messages.
+# Marks a row of repeated messages in a snapshot, in place of the hour.
 REPEATED: Final = -1
 RESTORE_US: Final = 0.25
 
@@ -42,7 +42,7 @@ class TimerState:
     Args:
       journal_topic: the topic of the plugin's journal.
       granule_bytes: the size of a segment of the log.
-      roll: appends again the given timers; for `roll`.
+      roll: appends the records of timers again; for `roll`.
     """
 
     def __init__(self, journal_topic: str, granule_bytes: int) -> None:
