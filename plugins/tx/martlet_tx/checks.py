@@ -1,10 +1,10 @@
 """The service that asks producers about pending transactions, in rounds (RocketMQ TransactionalMessageCheckService).
 
-A round goes through the pending half messages in the order in which they were stored, up to the first that is too
-young. What it may send to the producers of one group is limited; where a group reaches the limit, the next round goes
-on with it, so every transaction is checked in turn. A round notes the checks of a portion in the journal, waits until
-the note is durable, and only then asks. So no crash leads to more checks than configured. It appends copies of half
-messages only when retention removes them.
+A round checks the pending half messages in the order in which they were stored, up to the first that is too young. The
+bytes that a round sends to the producers of one group are limited; the next round continues where the group reached the
+limit, so every transaction is checked in turn. A round notes the checks of a portion in the journal, waits until the
+note is durable, and only then asks. So a crash never leads to more checks than configured. Half messages are copied
+only when retention removes them.
 """
 
 import logging
@@ -26,7 +26,7 @@ __all__ = ["Checks"]
 
 log = logging.getLogger("martlet.tx")
 
-# How often the offsets are committed that tell RocketMQ where to go on.
+# Interval of committing the offsets at which RocketMQ would continue.
 RETRY_S: Final = 5.0
 OFFSETS_S: Final = 5.0
 NOTED: Final = 64  # checks in one note
@@ -34,7 +34,7 @@ NOTED: Final = 64  # checks in one note
 
 @final
 class Checks:
-    """Asks producers about pending transactions, parks those that were checked too often, and commits offsets."""
+    """Asks producers about pending transactions, parks ones that were checked too often, and commits offsets."""
 
     def __init__(self, broker: Broker, config: TxConfig, held: HeldTransactions) -> None:
         self._broker = broker
@@ -43,13 +43,13 @@ class Checks:
         self._held = held
         self._journal = broker.journal(NAME)
         self._sent: Counter[str] = Counter()  # bytes sent in this round, by group
-        # By group, the half message at which its checks begin in this round, and in the next one.
+        # Group -> the half message at which its checks begin, in this round and in the next one.
         self._begins: dict[str, int] = {}
         self._begins_next: dict[str, int] = {}
         self.sent = self.unanswerable = self.lost = 0
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run rounds until cancelled; ready once it is known what RocketMQ has handled in this store."""
+        """Run rounds until cancelled; ready once the half messages that RocketMQ has handled are known."""
         self.find_handled()
         task_status.started()
         await self._adopt_in_time()
@@ -72,7 +72,7 @@ class Checks:
     # ---- rounds
 
     async def round(self) -> None:
-        """Check every pending transaction that is due once; of a group with too many, those whose turn it is.
+        """Check every due transaction once; for a group with too many, only those whose turn it is.
 
         Raises:
           Refused: the disk is full.
@@ -104,7 +104,7 @@ class Checks:
                 self.lost += 1
 
     async def _check(self, halves: Sequence[HalfMessage]) -> bool:
-        """Check the transactions of *halves* that are due; return False after the first that is too young."""
+        """Check the due transactions of *halves*; return False after the first that is too young."""
         now, config = self._broker.clock.now_ms(), self._config
         due: list[HalfMessage] = []
         go_on = True
@@ -120,7 +120,7 @@ class Checks:
         return go_on
 
     def _is_due(self, half: HalfMessage, now: int) -> bool:
-        """Return whether to check *half* now; park it if that is of no use anymore."""
+        """Return whether to check *half* now; park *half* if checks are of no more use."""
         record = half.record
         checks = self._held.state.halves.checks(record.queue_offset)
         # A producer's clock may be wrong.
@@ -167,9 +167,9 @@ class Checks:
     # ---- RocketMQ's offsets
 
     def find_handled(self) -> None:
-        """Find which half messages RocketMQ has handled, if it opened this store since we did.
+        """Find the half messages that RocketMQ has handled, if it opened this store after Martlet.
 
-        Our own offsets are never ahead of what is durable in the log, so a greater one is RocketMQ's.
+        Martlet's own offsets are never ahead of the durable log, so a greater offset is RocketMQ's.
         """
         offset = self._broker.groups.offsets.get(CID, HALF_TOPIC, 0)
         if self._held.state.halves.first() < offset <= self._held.half_queue.next_offset:
@@ -177,7 +177,7 @@ class Checks:
             log.info("RocketMQ has handled the half messages before offset %d", offset)
 
     async def _adopt_in_time(self) -> None:
-        """Call `adopt` until it succeeds: a full disk takes no notes."""
+        """Call `adopt` until it succeeds: a full disk accepts no notes."""
         while True:
             try:
                 return await self.adopt()
@@ -188,7 +188,7 @@ class Checks:
                 await trio.sleep(RETRY_S)
 
     async def adopt(self) -> None:
-        """Note which half messages RocketMQ has handled.
+        """Append a note of the half messages that RocketMQ has handled.
 
         Raises:
           Refused: the disk is full.
@@ -205,11 +205,11 @@ class Checks:
                 await trio.sleep(OFFSETS_S)
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(OFFSETS_S):
-                await self._store.flusher.flush()  # the store's own task, which does that, may have ended
+                await self._store.flusher.flush()  # the store's own task for flushes may have ended
                 await self.commit_offsets()
 
     async def commit_offsets(self) -> None:
-        """Commit where RocketMQ must go on in both topics to know the same pending transactions."""
+        """Commit the offsets in both topics from which RocketMQ finds the same pending transactions."""
         state = self._held.state
         half = state.halves.first()
         op = state.ops.first_with(half)

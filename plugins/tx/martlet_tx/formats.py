@@ -37,13 +37,13 @@ NAME: Final = "tx"  # of the plugin
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 PARK_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-# The group whose committed offsets tell where RocketMQ's checks go on in the first two topics.
+# The group with the committed offsets at which RocketMQ's checks continue in the first two topics.
 CID: Final = "CID_RMQ_SYS_TRANS"
 
 CHECK_TIMES: Final = b"TRANSACTION_CHECK_TIMES"
-# In a copy that RocketMQ made because of CHECK_IMMUNITY_TIME_IN_SECONDS: the offset of the first half message.
+# In a copy that RocketMQ made because of CHECK_IMMUNITY_TIME_IN_SECONDS: the offset of the original half message.
 PREPARED_OFFSET: Final = b"TRAN_PREPARED_QUEUE_OFFSET"
-# In our copies: the log position of the first half message, which its producer may still name.
+# In Martlet's copies: the log position of the original half message, which its producer may still name.
 MOVED_FROM: Final = b"TRAN_MOVED_FROM"
 IMMUNITY: Final = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 COMMITTED: Final = 0x8  # in sysFlag
@@ -52,7 +52,7 @@ DIGITS_MAX: Final = 18
 
 
 def number_of(text: bytes) -> int:
-    """Return *text* as a number; -1 if it is not one, or does not fit 64 bits."""
+    """Return *text* as a number; -1 if it is no number, or does not fit 64 bits."""
     return int(text) if text.isdigit() and len(text) <= DIGITS_MAX else -1
 
 
@@ -80,7 +80,7 @@ def half_message(message: Message, queue_id: int) -> Message:
 
 
 def decode_half(record: Record) -> HalfMessage | None:
-    """Return the half message in *record*, of the half topic or the park topic; None if it lacks what it needs."""
+    """Return the half message in *record*, of the half topic or the park topic; None if a property is missing."""
     topic = find_property(record.properties, b"REAL_TOPIC").decode("utf-8", "replace")
     group = find_property(record.properties, b"PGROUP").decode("utf-8", "replace")
     queue_id = number_of(find_property(record.properties, b"REAL_QID"))
@@ -112,7 +112,7 @@ def op_message(offsets: Sequence[int], now_ms: int, host: bytes) -> Message:
 
 
 def half_offsets(properties: bytes, body: bytes) -> list[int]:
-    """Return the offsets of half messages whose transactions an op record ends; RocketMQ writes several in one."""
+    """Return the offsets of half messages whose transactions an op record ends; RocketMQ's op records have several."""
     if find_property(properties, b"TAGS") != b"d":
         return []
     return [offset for offset in map(number_of, body.split(b",")) if offset >= 0]
@@ -146,5 +146,5 @@ def _copy(record: Record, topic: str, properties: bytes) -> Message:
 
 
 def immunity_ms(properties: bytes, default_ms: int) -> int:
-    """Return how long a half message with *properties* is not checked; at least *default_ms*."""
+    """Return the time in ms for which a half message with *properties* is not checked; at least *default_ms*."""
     return max(number_of(find_property(properties, IMMUNITY)) * 1000, default_ms)

@@ -1,7 +1,7 @@
-"""Which transactions are pending: one byte for each half message, in pages; a page without pending ones is dropped.
+"""Pending transactions: one byte for each half message, in pages; a page without pending transactions is dropped.
 
-A byte is 0 if the transaction has ended, else 1 plus the number of checks. Nothing else is kept: the log position of
-a half message is in the consume queue, and everything else is in its record.
+A byte is 0 if the transaction has ended, else 1 plus the number of checks. No more is kept: the log position of a half
+message is in the consume queue, and its content is in the record.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,13 +15,13 @@ PAGE: Final = 1024  # half messages in a page
 CHECKS_MAX: Final = 254
 EMPTY: Final = bytes(PAGE)
 UNCHECKED: Final = b"\x01" * PAGE
-# Op records in a block at first, and the number of blocks from which each two become one.
+# Op records in a block at first; also the number of blocks at which each two are merged.
 BLOCK: Final = 256
 BLOCKS_MAX: Final = 4096
 
 # A page: log position and store time of its first half message, bytes.
 Page: TypeAlias = tuple[int, int, bytes]
-Row: TypeAlias = tuple[int, Page]  # with the number of the page
+Row: TypeAlias = tuple[int, Page]  # (number of the page, page)
 
 
 @final
@@ -58,12 +58,12 @@ class Halves:
             del self._pages[number]
 
     def checks(self, offset: int) -> int:
-        """Return how often the transaction of the half message at *offset* was checked; -1 if it is not pending."""
+        """Return the number of checks of the transaction of the half message at *offset*; -1 if it is not pending."""
         page = self._pages.get(offset // PAGE)
         return page[2][offset % PAGE] - 1 if page is not None else -1
 
     def set_checks(self, offset: int, checks: int) -> None:
-        """Set how often the transaction was checked, if it is pending."""
+        """Set the number of checks of a transaction, if it is pending."""
         page = self._pages.get(offset // PAGE)
         if page is not None and page[2][offset % PAGE]:
             self._set(offset // PAGE, page, offset % PAGE, 1 + min(checks, CHECKS_MAX))
@@ -79,7 +79,7 @@ class Halves:
         return True
 
     def end_all(self, offsets: Sequence[int]) -> None:
-        """End the transactions of the half messages at *offsets*; those that are not pending are ignored."""
+        """End the transactions of the half messages at *offsets*; ignore transactions that are not pending."""
         number, data, page = -1, bytearray(), None
         for offset in offsets:
             if offset // PAGE != number:
@@ -126,25 +126,25 @@ class Halves:
         return [base + at for at, value in enumerate(page[2]) if value] if page is not None else []
 
     def floor(self) -> tuple[int, int] | None:
-        """Return a log position and a store time that no pending half message precedes; None if none is pending."""
+        """Return a log position and a store time at or before all pending half messages; None if none is pending."""
         for number in self._pages:
             position, store_ms, _ = self._pages[number]
             return position, store_ms
         return None
 
     def freeze(self) -> Iterator[Row]:
-        """Return the rows of a snapshot; no later change shows in them."""
+        """Return the rows of a snapshot, which later changes do not affect."""
         return self._pages.freeze()
 
     def restore(self, number: int, position: int, store_ms: int, data: bytes) -> None:
-        """Add a page of a snapshot; they come in the order of `freeze`."""
+        """Add a page of a snapshot; call it in the order of `freeze`."""
         self._pages[number] = position, store_ms, data
         self.pending += PAGE - data.count(0)
 
 
 @final
 class OpBlocks:
-    """From which op record on RocketMQ must read to know all ended transactions from some half message on.
+    """Op records in blocks: find the first one that RocketMQ must read to know all ends from a half message on.
 
     A block is the offset of its first op record and the highest half message that its op records name.
     """
@@ -175,7 +175,7 @@ class OpBlocks:
         self._in_last = 1 if len(blocks) % 2 else self._size // 2
 
     def drop_before(self, half: int) -> None:
-        """Forget the oldest blocks, which name no half message from *half* on."""
+        """Forget the oldest blocks without a half message from *half* on."""
         count = 0
         for _, highest in self._blocks:
             if highest >= half:
@@ -184,14 +184,14 @@ class OpBlocks:
         del self._blocks[:count]
 
     def first_with(self, half: int) -> int:
-        """Return the offset of an op record before which none names a half message from *half* on."""
+        """Return the offset of an op record; none before it names a half message from *half* on."""
         return next((offset for offset, highest in self._blocks if highest >= half), self.next)
 
     def freeze(self) -> list[tuple[int, int]]:
         return list(self._blocks)
 
     def restore(self, blocks: Iterable[Sequence[int]], following: int) -> None:
-        """Replace the state by the blocks of a snapshot, which are lists there; the next op record is *following*."""
+        """Replace the state by the blocks of a snapshot, in lists; the next op record is *following*."""
         self._blocks = [(block[0], block[1]) for block in blocks]
         self._size = BLOCK
         self._in_last = BLOCK

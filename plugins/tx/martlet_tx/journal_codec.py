@@ -1,7 +1,7 @@
 """Encodes and decodes notes of transactions.
 
-A note is a msgpack array of its kind and numbers: transactions were checked once more, RocketMQ handled all up to some
-half message, an administrator had a transaction checked again, or continued a parked one.
+A note is a msgpack array of its kind and numbers. The kinds: transactions were checked once more, RocketMQ handled all
+half messages up to one, an administrator restarted the checks of a transaction, or resumed a parked one.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ CHECKED, ADOPTED, UNCHECKED, RESUMED = range(4)
 
 
 def checked(offsets: Sequence[int]) -> bytes:
-    """Note that the transactions of the half messages at *offsets*, ascending, are checked once more."""
+    """Return the note that the transactions of the half messages at *offsets*, ascending, are checked once more."""
     before = 0
     deltas = []
     for offset in offsets:
@@ -24,17 +24,17 @@ def checked(offsets: Sequence[int]) -> bytes:
 
 
 def adopted(offset: int) -> bytes:
-    """Note that RocketMQ has handled all half messages before *offset*: ended, copied or parked them."""
+    """Return the note that RocketMQ has handled all half messages before *offset*: ended, copied or parked them."""
     return bytes(msgpack.packb([ADOPTED, offset]))
 
 
 def unchecked(offset: int) -> bytes:
-    """Note that the checks of the half message at *offset* are counted from 0 again."""
+    """Return the note that the checks of the half message at *offset* are counted from 0 again."""
     return bytes(msgpack.packb([UNCHECKED, offset]))
 
 
 def resumed(offset: int, first_offset: int) -> bytes:
-    """Note that the parked message at *offset* is a half message again; those before *first_offset* are gone."""
+    """Return the note that the parked message at *offset* is a half message again; *first_offset* is the oldest."""
     return bytes(msgpack.packb([RESUMED, offset, first_offset]))
 
 

@@ -1,4 +1,4 @@
-"""The plugin: half messages and their transactions, checks of those that did not end, and external transactions."""
+"""The plugin: half messages and their transactions, checks of pending transactions, and external transactions."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar

@@ -29,13 +29,13 @@ class HalfMessageRenewal:
     def roll(self, end: int) -> WaitingSteps[None]:
         """Replace the pending half messages before log position *end* by copies at the end of the log, in slices.
 
-        Those that are as old as retention allows are parked instead, as RocketMQ does.
+        Half messages as old as retention allows are parked instead, as in RocketMQ.
 
         Raises:
           Refused: the disk is full.
-          StoreError: the disk failed to read some; all others were replaced.
+          StoreError: the disk failed to read some half messages; all others were replaced.
         """
-        self._store.committer.commit_early()  # what ends now must not be in doubt
+        self._store.committer.commit_early()  # transactions that end now must not be in doubt
         held, state = self._held, self._held.state.halves
         unreadable = 0
         for number in state.pages():

@@ -1,6 +1,6 @@
-"""The state of transactions, a projection of the log: which are pending, and how often each was checked.
+"""The state of transactions, a projection of the log: pending transactions, with their numbers of checks.
 
-It follows half messages, op records, and the journal.
+The projection follows half messages, op records, and the journal.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ HALF, OP = HALF_TOPIC.encode(), OP_TOPIC.encode()
 class HalfMessageState:
     """The pending transactions.
 
-    ``ending`` is no part of the state: by half message, the op record that was appended but not applied yet.
-    ``resumed`` are the offsets of parked messages that are half messages again.
+    ``ending`` is not part of the state: half message -> op record that is appended but not applied yet. ``resumed`` has
+    the offsets of parked messages that are half messages again.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -39,9 +39,9 @@ class HalfMessageState:
         self.ops = OpBlocks()
         self.ending: dict[int, int] = {}
         self.resumed: set[int] = set()
-        # Copies by RocketMQ, by the offset of the first half message, which op records go on naming.
+        # Copies made by RocketMQ, by the offset of the original half message, which op records continue to name.
         self._copies: dict[int, int] = {}
-        # Replaces the half messages before a log position by copies; set by who may append.
+        # Replaces the half messages before a log position by copies; set by the owner of the journal.
         self.renew: Callable[[int], WaitingSteps[None]] | None = None
         self._begin = -1  # the oldest half message in the log when this state began
 
@@ -49,7 +49,7 @@ class HalfMessageState:
         return self.halves.pending
 
     def apply(self, records: Sequence[RecordView]) -> None:
-        fresh: list[RecordView] = []  # half messages one after the other in a page, without anything unusual
+        fresh: list[RecordView] = []  # successive usual half messages in one page
         for record in records:
             topic = record.topic_bytes
             if topic == HALF and self._is_fresh(record):
@@ -85,7 +85,7 @@ class HalfMessageState:
         first = fresh[0]
         offset = first.queue_offset
         for each in range(offset, offset + len(fresh)) if self.ending else ():
-            self.ending.pop(each, None)  # of a record that was lost
+            self.ending.pop(each, None)  # of an op record that was lost
         if self._begin < 0:
             self._begin = offset
         self.halves.add_all(offset, len(fresh), first.position, first.store_ms)
@@ -93,7 +93,7 @@ class HalfMessageState:
 
     def _apply_half(self, record: RecordView) -> None:
         offset, properties = record.queue_offset, record.properties
-        self.ending.pop(offset, None)  # of a record that was lost
+        self.ending.pop(offset, None)  # of an op record that was lost
         checks = number_of(find_property(properties, CHECK_TIMES))
         self.halves.add(offset, record.position, record.store_ms, max(checks, 0))
         if self._begin < 0:
@@ -103,7 +103,7 @@ class HalfMessageState:
             self._apply_copy(first, offset)
 
     def _apply_copy(self, first: int, offset: int) -> None:
-        """RocketMQ copied the half message at *first*: the copy replaces it, or the copy before, and ends with it."""
+        """Replace the half message at *first*, or its previous copy, by RocketMQ's new copy, which ends with it."""
         if self.halves.end(self._copies.get(first, first)):
             self._copies[first] = offset
         else:
@@ -133,7 +133,7 @@ class HalfMessageState:
             self.resumed = {offset for offset in self.resumed if offset >= numbers[1]} | {numbers[0]}
 
     def is_ending(self, offset: int, next_op: int) -> bool:
-        """Return whether an op record that ends this transaction was appended and is not applied yet.
+        """Return whether an op record that ends this transaction is appended but not applied yet.
 
         Args:
           next_op: the next offset of the op queue. If a commit failed, the op record's own offset is not before it, or

@@ -1,7 +1,7 @@
-"""Holds half messages until their transactions end: the stage, and what protocols and commands use.
+"""Holds half messages until their transactions end: the stage, and the interface for protocols and commands.
 
-A transaction ends once: with the op record that names its half message. A commit appends that record and the message
-in one atomic group, so a crash cannot separate them. The projection learns of an op record when it is readable; until
+A transaction ends once, with the op record that names its half message. A commit appends the op record and the message
+in one atomic group, so a crash cannot separate them. The projection applies an op record when it is readable; until
 then ``ending`` has it, so that a second request is refused.
 """
 
@@ -52,11 +52,11 @@ log = logging.getLogger("martlet.tx")
 # Half messages to read at once, and their total size; at least one is read.
 READ_MESSAGES: Final = 256
 READ_BYTES: Final = 256 * 1024
-# Half messages with one unique key that may be copies of the one that a producer names.
+# Limit of half messages with one unique key, of which one may be the copy of the one that a producer names.
 COPIES_MAX: Final = 64
-# For each new copy, so many older ones are looked at, and forgotten if they are readable.
+# Older copies to check for each new copy; readable ones are forgotten.
 COPIES_FORGOTTEN: Final = 2
-# A commit stores the message and an op record together, which need this much more room than the half message.
+# Bytes that the message and the op record of a commit need beyond the half message.
 COMMIT_BYTES: Final = 1024
 # Transactions that end together are one atomic group of about this size.
 TOGETHER_BYTES: Final = 256 * 1024
@@ -65,7 +65,7 @@ TOGETHER_BYTES: Final = 256 * 1024
 class HalfMessages(NamedTuple):
     """The half messages at *taken* offsets, and the offsets of those that are damaged or were removed.
 
-    ``unreadable`` of them could not be read now: the disk failed.
+    ``unreadable`` is the number of half messages that the disk failed to read.
     """
 
     taken: int
@@ -84,11 +84,11 @@ class HeldTransactions(Transactions):
         self._config = config
         self.state = state
         self._journal = broker.journal(NAME)
-        # Parked messages whose copies were appended but not applied yet, and these copies.
+        # Parked message -> its copy that is appended but not applied yet.
         self._resuming: dict[int, int] = {}
-        # By the position of the first half message, the log position after the newest copy; readable ones go.
+        # Position of the original half message -> log position after its newest copy; readable ones are removed.
         self._copied: dict[int, int] = {}
-        # RocketMQ, which opened this store after us, has handled the half messages before this offset.
+        # RocketMQ, which opened this store after Martlet, has handled the half messages before this offset.
         self.handled_before = 0
         self.committed = self.rolled_back = self.parked = 0
 
@@ -106,7 +106,8 @@ class HeldTransactions(Transactions):
         """Turn *message* into a half message if it begins a transaction.
 
         Raises:
-          Refused: it names no producer group, it cannot be stored in its topic, or too many transactions are pending.
+          Refused: *message* names no producer group or cannot be stored in its topic, or too many transactions are
+            pending.
         """
         if message.topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             message.sys_flag &= ~PREPARED  # a copy of a committed message still has the properties of its transaction
@@ -180,7 +181,7 @@ class HeldTransactions(Transactions):
         return None
 
     async def read(self, offsets: Sequence[int]) -> HalfMessages:
-        """Read the half messages at *offsets*, ascending; only the first of them if they are many or large."""
+        """Read the half messages at *offsets*, ascending; only the first ones if there are many or large ones."""
         result = self._store.readers.read_near(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
         try:
             if result is None:
@@ -236,7 +237,7 @@ class HeldTransactions(Transactions):
 
     def end_together(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
         if self._broker.stages.every_message:
-            return list(range(len(ends)))  # a run would pass by that stage
+            return list(range(len(ends)))  # a run would bypass that stage
         left: list[int] = []
         items: list[AppendItem] = []
         later, queues = self._broker.stages.after(NAME), dict[tuple[str, int], Queue | None]()
@@ -264,7 +265,7 @@ class HeldTransactions(Transactions):
         return left + self._append_ends(items, places) if places else left
 
     def _skips_stages(self, record: Record, later: Stages) -> bool:
-        """Return whether the message of *record* needs none of the stages *later* than ours, and its body is stored."""
+        """Return whether the message of *record* needs none of the *later* stages, and its body can be stored as is."""
         return not (
             record.sys_flag & later.sys_flag
             or later.may_want_properties(record.properties)
@@ -274,7 +275,7 @@ class HeldTransactions(Transactions):
     def _append_ends(self, items: list[AppendItem], places: Mapping[int, int]) -> list[int]:
         """Store *items* with one op record for all half messages of *places*, all or none.
 
-        Returns the places of those that are left for `end`: all if the store refuses them.
+        Returns the places of the items that are left for `end`: all if the store refuses them.
         """
         op = op_message(list(places), self._broker.clock.now_ms(), self._store.writer.store_host)
         try:
@@ -327,7 +328,7 @@ class HeldTransactions(Transactions):
         self._note_copy(half.record, self._end_with(half, [renewed_message(half, checks)]))
 
     def _note_copy(self, record: Record, end: int) -> None:
-        """Note that the newest copy of *record* ends at log position *end*; forget copies that are readable."""
+        """Set *end* as the log position after the newest copy of *record*; forget readable copies."""
         first = number_of(find_property(record.properties, MOVED_FROM))
         first = first if first >= 0 else record.position
         self._copied.pop(first, None)
@@ -359,7 +360,7 @@ class HeldTransactions(Transactions):
         return NEXT_COMMIT
 
     def _is_resuming(self, offset: int) -> bool:
-        """Return whether a copy of the parked message at *offset* was appended and is not applied yet."""
+        """Return whether a copy of the parked message at *offset* is appended but not applied yet."""
         copy = self._resuming.get(offset, -1)
         if self.state.halves.next <= copy < self.half_queue.next_offset:
             return True
@@ -367,7 +368,7 @@ class HeldTransactions(Transactions):
         return False
 
     def statistics(self) -> dict[str, object]:
-        """Return how many transactions are pending, the age of the oldest, and what became of the others."""
+        """Return the number of pending transactions, the age of the oldest, and the numbers of outcomes."""
         state, park = self.state.halves, self._store.queues.find(PARK_TOPIC, 0)
         return {
             "pending": state.pending,
@@ -390,7 +391,7 @@ class HeldTransactions(Transactions):
 
 
 def _plain(message: Message) -> Message:
-    """Return *message*, which begins no transaction; RocketMQ would lose it if its sysFlag said that it does."""
+    """Return *message* without transaction bits in its sysFlag: with them, RocketMQ would lose it."""
     if message.sys_flag & PREPARED:
         if message.reconsume_times <= 0:
             text = f"message has the sysFlag {message.sys_flag:#x} of a transaction, but not TRAN_MSG true"
@@ -407,7 +408,7 @@ def _decode(data: Buffer, start: int = 0, *, check_body: bool = True) -> HalfMes
 
 
 def _portion(offsets: Sequence[int], result: ReadResult) -> HalfMessages:
-    """Return what *result*, read from the first of *offsets* on, has of them."""
+    """Return the half messages at *offsets* that *result* has, which was read from the first of them on."""
     count = max(bisect_left(offsets, result.next_offset), 1)
     wanted = set(offsets[:count])
     found = {

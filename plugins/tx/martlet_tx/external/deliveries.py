@@ -1,4 +1,4 @@
-"""Deliveries of committed transactions that are not finished; each goes on whether or not somebody waits for it."""
+"""Unfinished deliveries of committed transactions; each continues even if no request waits for it."""
 
 import logging
 from typing import Final, final
@@ -18,7 +18,7 @@ log = logging.getLogger("martlet.tx")
 
 # Transactions that are delivered at the same time; each keeps a chunk in memory.
 DELIVERIES_MAX: Final = 16
-# After the store refused a delivery because the disk is full.
+# Pause after the store refused a delivery because the disk is full.
 RETRY_S: Final = 1.0
 
 
@@ -27,7 +27,7 @@ class Deliveries:
     """Deliveries by producer.
 
     Attributes:
-      nursery: where they go on; None while the service does not run.
+      nursery: the nursery of their tasks; None while the service does not run.
       committed, delivered, dropped, lost: transactions, and their messages, since the start; see `TransactionDelivery`.
     """
 
@@ -47,7 +47,7 @@ class Deliveries:
         return self._by_producer.get(key)
 
     async def wait_done(self, key: Key) -> None:
-        """Wait until nothing is being delivered for a producer."""
+        """Wait until a producer has no unfinished delivery."""
         while (delivery := self._by_producer.get(key)) is not None:
             await delivery.done.wait()
 
@@ -74,13 +74,13 @@ class Deliveries:
             log.info("transaction %d of %r was committed; delivering the rest of it", left.sequence, key[1])
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Go on with all in *nursery*, and begin later ones there."""
+        """Continue all deliveries in *nursery*, and begin later ones there."""
         self.nursery = nursery
         for delivery in self._by_producer.values():
             nursery.start_soon(self._finish, delivery)
 
     def follow_up(self, delivery: TransactionDelivery) -> None:
-        """Continue *delivery* if it is decided, whether or not somebody still waits for it."""
+        """Continue *delivery* if it is decided, even if no request waits for it any more."""
         if delivery.is_decided:
             self.committed += 1
         if delivery.is_decided and not delivery.is_finished and self.nursery is not None:
@@ -89,7 +89,7 @@ class Deliveries:
             self._end(delivery)
 
     async def _finish(self, delivery: TransactionDelivery) -> None:
-        """Store all of *delivery*; while the disk is full, try again and again."""
+        """Store all messages of *delivery*; retry while the disk is full."""
         is_refused = False
         try:
             async with self._slots:

@@ -1,8 +1,8 @@
 """Delivers a transaction: reads its staged messages and stores them in their queues, as atomic groups.
 
-Each group has an event that says how far the delivery is, and is durable before the next one is appended. So after a
-crash the delivery continues exactly there. The event of the first group is the commit itself: until then nothing is
-decided.
+Each group has an event with the progress of the delivery, and is durable before the next group is appended. So after a
+crash the delivery continues exactly there. The event of the first group is the commit itself: until then the
+transaction is not decided.
 """
 
 import logging
@@ -34,7 +34,7 @@ log = logging.getLogger("martlet.tx")
 # The limits of a group, which blocks the event loop for about 3 ms.
 GROUP_MESSAGES: Final = 512
 GROUP_BYTES: Final = 512 * 1024
-# For what records need beside bodies and properties.
+# Bytes that a record needs besides body and properties.
 OVERHEAD: Final = 150
 NO_BATCH: Final = StagedBatch("", 0, ())
 
@@ -58,7 +58,7 @@ class Loaded:
             self.advance()
 
     def peek(self) -> tuple[StagedBatch, Member] | None:
-        """Return the next message and where it belongs; None if there is no more."""
+        """Return the next message and its target; None after the last one."""
         while self._next is None:
             self._next = next(self._members, None)
             if self._next is None:
@@ -83,9 +83,10 @@ class TransactionDelivery:
     """The delivery of one transaction; ``place`` is the first message that is not stored yet.
 
     Attributes:
-      is_decided: whether the commit is stored; if not, the first group stores it.
-      end: the end in the log of what is stored.
-      delivered, dropped, lost: messages that were stored, whose topic was deleted, and whose record is damaged or gone.
+      is_decided: whether the commit is stored; if not, the first group will store it.
+      end: the log position after the last stored group.
+      delivered, dropped, lost: numbers of messages that were stored, whose topic was deleted, and whose record is
+        damaged or gone.
     """
 
     def __init__(
@@ -131,10 +132,10 @@ class TransactionDelivery:
         return encode_event(EventKind.COMMIT, *head, self.parts, place, *rest)
 
     def first(self, check: Callable[[], None]) -> WaitingSteps[None]:
-        """Decide, and store the first group; *check* may refuse it at the last moment.
+        """Decide the transaction, and store the first group; *check* may refuse it at the last moment.
 
         Raises:
-          Refused: nothing was decided.
+          Refused: the transaction is not decided.
           StoreFailed: the disk failed.
         """
         yield from self._store_group(check)
@@ -147,7 +148,7 @@ class TransactionDelivery:
           StoreFailed: the disk failed.
         """
         while not self.is_finished:
-            # After a power cut a later group may be there and an earlier one not.
+            # A power cut may keep a later group and lose an earlier one.
             yield partial(self._store.flusher.wait_flushed, self.end)
             yield from self._store_group(None)
             yield None
@@ -163,7 +164,7 @@ class TransactionDelivery:
             undo.pop_all()
 
     def _begin_again(self, lost: int) -> None:
-        """Begin again where the last stored group ended, when so many messages were lost."""
+        """Begin again after the last stored group, with *lost* messages lost by then."""
         self._loaded, self.lost = None, lost
 
     def _append(self, messages: Sequence[tuple[StagedBatch, Member]], place: Place) -> None:
@@ -219,7 +220,7 @@ class TransactionDelivery:
     # ---- what was staged
 
     def _fill(self, place: Place) -> WaitingSteps[tuple[list[tuple[StagedBatch, Member]], Place]]:
-        """Return the next messages, as many as fit a group, and the place after them."""
+        """Return the next messages, as many as fit into a group, and the place after them."""
         found: list[tuple[StagedBatch, Member]] = []
         size = 0
         part, chunk, message = place
@@ -251,12 +252,12 @@ class TransactionDelivery:
         chunks = self._state.chunks.get((found.serial, chunk)) if found is not None else None
         records: list[tuple[Buffer | None, int]] = []
         if chunks is None:
-            self._note_lost(part, chunk, 1)  # nobody knows how many
+            self._note_lost(part, chunk, 1)  # the number of lost messages is unknown
         for stored in chunks.records if chunks is not None else ():
             body = yield from read_staged(self._broker, self._events, stored)
             if stored.messages:
                 records.append((body, stored.messages))
-            else:  # it continues the one before
+            else:  # the record continues the previous one
                 before, messages = records.pop()
                 records.append((None if before is None or body is None else b"".join((before, body)), messages))
         for body, messages in records:
@@ -265,7 +266,7 @@ class TransactionDelivery:
         return Loaded(records, message)
 
     def _note_lost(self, part: int, chunk: int, messages: int) -> None:
-        """Report that messages of a chunk are damaged or gone; refuse the commit if it is not decided."""
+        """Report messages of a chunk as damaged or gone; refuse the commit if the transaction is not decided."""
         name = self.parts[part][0]
         if not self.is_decided:
             text = f"chunk {chunk} of part {name!r} of transaction {self.sequence} of {self.key[1]!r} is damaged or"
@@ -293,7 +294,7 @@ def read_staged(broker: Broker, events: ExternalJournalWriter, stored: StagedRec
             results.append(await broker.store.readers.read_far(queue, stored.offset, 1, 1))
 
         yield read
-    record = memoryview(b"".join(results[0].pieces))  # the only copy: a chunk may have 4 MiB
+    record = memoryview(b"".join(results[0].pieces))  # the only copy, as a chunk may have 4 MiB
     for view in islice(record_views(record), 1):
         if view.queue_offset == stored.offset:
             return view.body

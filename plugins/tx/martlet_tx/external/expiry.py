@@ -1,4 +1,4 @@
-"""Drops parts that nobody continues, and forgets producers that nobody uses."""
+"""Drops abandoned parts, and forgets unused producers."""
 
 import logging
 from typing import Final, final
@@ -18,12 +18,12 @@ __all__ = ["TransactionExpiry"]
 
 log = logging.getLogger("martlet.tx")
 
-# Hours of operation for which a producer is remembered that has only begun runs, and so has nothing to repeat.
+# Hours of operation after which a producer is forgotten that has only begun runs, and so has no commit to repeat.
 BEGUN_HOURS: Final = 24
 HOUR_S: Final = 3600.0
-# How often to look for parts that nobody continues, at least and at most.
+# Shortest and longest interval between searches for abandoned parts.
 LOOK_S: Final = (1.0, 60.0)
-# A look at a part or a producer.
+# Time to check a part or a producer.
 LOOK_US: Final = 2.0
 
 
@@ -39,12 +39,12 @@ class TransactionExpiry:
         self._state = state
         self._runs = runs
         self._deliveries = deliveries
-        # When each part was seen first with so many chunks, on trio's clock: no clock that can be set.
+        # Number of chunks of each part, and when it was first seen, on trio's clock, which cannot be set.
         self._seen: dict[tuple[Key, PartKey], tuple[int, float]] = {}
         self.expired = self.forgotten = 0
 
     async def run(self) -> None:
-        """Drop and forget, until cancelled."""
+        """Drop abandoned parts and forget unused producers, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._count_hours)
             await self._expire()
@@ -59,7 +59,7 @@ class TransactionExpiry:
                 log.warning("staged parts that nobody commits are not dropped yet; %s", error)
 
     async def expire(self) -> None:
-        """Drop the parts to which nothing was added for ``tx.staged_timeout_ms``."""
+        """Drop the parts that have got no chunk for ``tx.staged_timeout_ms``."""
         late = await self._broker.turns.finish(self._find_late())
         for key, part_key in late:
             async with self._runs.turn(key):
@@ -87,7 +87,7 @@ class TransactionExpiry:
         return late
 
     def _is_held(self, key: Key, part_key: PartKey) -> bool:
-        """Return whether a part is prepared by a producer that may come back."""
+        """Return whether a part is prepared by a producer that may still return."""
         producer = self._state.producers.get(key, UNKNOWN)
         if part_key[0] != producer.prepared or part_key[1] not in producer.held():
             return False
@@ -108,7 +108,7 @@ class TransactionExpiry:
                 log.warning("the hour that producers of external transactions were unused is not counted; %s", error)
 
     async def count_hour(self) -> None:
-        """Note that the broker has run for another hour, and forget producers that were not used for long."""
+        """Count another hour of operation, and forget producers that were not used for long."""
         if not len(self._state.producers):
             return
         await self._runs.note(encode_event(EventKind.HOUR, self._state.hour + 1))

@@ -2,7 +2,7 @@
 
 The journal is an internal topic of its own, with one event in msgpack a record. The projection follows only this topic,
 so that a replay does not read the staged messages. Records that depend on each other are in one atomic group, or the
-first is durable before the second is appended: after a power cut, a later one may be there and an earlier one not.
+first is durable before the second is appended: a power cut may keep a later record and lose an earlier one.
 """
 
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -23,7 +23,7 @@ Place: TypeAlias = tuple[int, int, int]
 
 
 class StagedRecord(NamedTuple):
-    """A record of staged messages: its offset in its queue, its size, its number of messages, 0 if it continues one."""
+    """A record of staged messages: offset in its queue, size, and number of messages, 0 if it continues a record."""
 
     offset: int
     size: int
@@ -31,9 +31,9 @@ class StagedRecord(NamedTuple):
 
 
 class StagedChunk(NamedTuple):
-    """The records of a chunk, which are several if its messages go to several queues.
+    """The records of a chunk; several if its messages go to several queues.
 
-    They are in one atomic group with the event at log position ``position``, hence in one segment with it.
+    The records are in one atomic group with the event at log position ``position``, hence in the same segment.
     """
 
     position: int
@@ -63,6 +63,6 @@ def encode_event(kind: int, *items: object) -> bytes:
 
 
 def decode_event(body: Buffer) -> list[Any]:
-    """Return the kind of the event in *body*, and its items."""
+    """Return the kind of the event in *body*, and its other items."""
     items: list[Any] = msgpack.unpackb(body)
     return items

@@ -33,10 +33,10 @@ class ExternalJournalWriter:
         return self._store.queues.get(STAGED_TOPIC, 0)
 
     def append(self, event: bytes, items: Sequence[AppendItem] = ()) -> int:
-        """Append *items* and *event*, all or none, and return the end in the log.
+        """Append *items* and *event*, all or none; return the end in the log.
 
         Raises:
-          Refused: the disk is full, or there is no room for them; none was stored.
+          Refused: the disk is full, or there is no room for the records; none was stored.
           StoreFailed: the disk failed.
         """
         writer = self._store.writer
@@ -44,7 +44,7 @@ class ExternalJournalWriter:
         return writer.append_all([*items, writer.item(message, 0)], atomic=True).end
 
     def staged(self, bodies: Sequence[bytes], messages: Sequence[int]) -> tuple[list[AppendItem], list[StagedRecord]]:
-        """Return records of staged messages for `append`, and where they will be if they are appended next."""
+        """Return records of staged messages for `append`, and the offsets that they get if they are appended next."""
         queue, writer, host = self.staged_queue, self._store.writer, self._store.writer.store_host
         items = [writer.item(Message(STAGED_TOPIC, body, born_host=host), 0) for body in bodies]
         first = queue.next_offset
@@ -52,15 +52,15 @@ class ExternalJournalWriter:
         return items, [StagedRecord(offset, len(body), count) for offset, (body, count) in sizes]
 
     def commit(self) -> None:
-        """Write what was appended.
+        """Commit all appended records.
 
         Raises:
-          Refused, StoreFailed: nothing that was appended since the last commit was stored.
+          Refused, StoreFailed: no record appended since the last commit was stored.
         """
         self._store.committer.commit_early()
 
     async def wait_applied(self) -> None:
-        """Wait until all events that were appended are durable and applied.
+        """Wait until all appended events are durable and applied.
 
         Raises:
           Refused: the disk is full, or events are not applied anymore.

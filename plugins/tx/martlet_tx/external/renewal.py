@@ -30,10 +30,10 @@ class StagedRenewal:
         self._deliveries = deliveries
 
     def move_before(self, end: int) -> WaitingSteps[None]:
-        """Append again what is needed of the records before log position *end*.
+        """Append the needed records before log position *end* again.
 
-        A commit comes first, then its producer, then what was staged: so each of them means the same as before in a log
-        that begins with the copies.
+        A commit comes first, then its producer, then staged parts: so each copy has its old meaning in a log that
+        begins with the copies.
 
         Raises:
           Refused: the disk is full.
@@ -49,7 +49,7 @@ class StagedRenewal:
         budget = Budget()
         for key, producer in self._state.producers.freeze():
             if producer.noted_at >= end:
-                break  # they are in log order
+                break  # the chunks are in log order
             if self._state.producers.get(key) == producer:
                 self._events.append(producer.event(key, producer.hour))
             if budget.is_over(8):

@@ -1,4 +1,4 @@
-"""Runs of the producers of external transactions: only the newest of each goes on, one decision at a time."""
+"""Runs of the producers of external transactions: only the newest run of each continues, one decision at a time."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,13 +19,13 @@ __all__ = ["ENDED_HOURS", "NAME_CHARS_MAX", "PRODUCER_CHARS_MAX", "ProducerRuns"
 PRODUCER_CHARS_MAX: Final = 255
 NAME_CHARS_MAX: Final = 64
 SEQUENCE_MAX: Final = (1 << 63) - 1
-# Hours of operation for which a producer is remembered after its last commit, in case that the commit is repeated.
+# Hours of operation for which a producer is remembered after its last commit, as the commit may be repeated.
 ENDED_HOURS: Final = 2
 
 
 @final
 class ProducerRuns:
-    """Runs of producers; ``fenced`` counts the requests of those that were replaced."""
+    """Runs of producers; ``fenced`` counts the requests of replaced runs."""
 
     def __init__(
         self, config: TxConfig, events: ExternalJournalWriter, state: ExternalState, deliveries: Deliveries
@@ -39,7 +39,7 @@ class ProducerRuns:
 
     @asynccontextmanager
     async def turn(self, key: Key) -> AsyncIterator[None]:
-        """Let one caller at a time decide something about a producer, on a state that is complete.
+        """Let one caller at a time decide about a producer, with all earlier events applied.
 
         Raises:
           Refused: the disk is full.
@@ -89,7 +89,7 @@ class ProducerRuns:
         )
 
     def check_room(self, identity: str) -> None:
-        """Raise `Refused` (BUSY) if no further producer of *identity* may be known; an empty one is no client's own."""
+        """Raise `Refused` (BUSY) if *identity* may have no further producer; "" is no single client's identity."""
         count, limit, who, name = len(self._state.producers), self._config.producers_max, "", "producers_max"
         if count < limit and identity:
             count, limit = self._state.of_identity.get(identity, 0), self._config.producers_identity_max

@@ -1,8 +1,8 @@
 """The records of staged messages, in an internal topic.
 
 Body of a record: a head in msgpack, after its length (u16), then for each message the lengths of body (u32) and
-properties (u16) and its flag (i32), then body and properties of each message. If that is longer than a record may be,
-because of one message of the largest size, further records continue it.
+properties (u16) and its flag (i32), then body and properties of each message. If the body is longer than a record may
+be, because of one message of the largest size, further records continue it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ Member: TypeAlias = tuple[Buffer, bytes, int]
 
 
 def staged_bytes(batch: StagedBatch) -> int:
-    """Return about how many bytes the record of *batch* needs."""
+    """Return the approximate size of the record of *batch* in bytes."""
     return 1024 + sum([ROW.size + len(body) + len(properties) for body, properties, _ in batch.members])
 
 
@@ -44,13 +44,13 @@ def encode_batch(batch: StagedBatch) -> bytes:
 
 
 def cut(body: bytes, messages: int, bytes_max: int) -> tuple[list[bytes], list[int]]:
-    """Return *body* in pieces that fit a record, and the number of messages of each: 0 for all but the first."""
+    """Return *body* in pieces that fit a record, each with its number of messages: 0 for all but the first."""
     pieces = [body[at : at + bytes_max] for at in range(0, len(body), bytes_max)] if len(body) > bytes_max else [body]
     return pieces, [messages] + [0] * (len(pieces) - 1)
 
 
 def decode_batch(data: Buffer) -> tuple[StagedBatch, Iterator[Member]]:
-    """Return the batch in *data*, without its members, and an iterator over these."""
+    """Return the batch in *data*, without members, and an iterator over its members."""
     head_bytes, count = HEAD.unpack_from(data)
     rows_at = HEAD.size + head_bytes
     fields: Sequence[Any] = msgpack.unpackb(data[HEAD.size : rows_at])

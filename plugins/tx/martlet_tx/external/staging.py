@@ -41,7 +41,7 @@ class TransactionStaging:
     def append(
         self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch, found: StagedPart | None
     ) -> int:
-        """Stage *batch* as number *chunk* of *part*, of which *found* is staged; return the end in the log.
+        """Stage *batch* as number *chunk* of *part*, whose staged chunks are *found*; return the end in the log.
 
         Raises:
           Refused: a limit is reached, or a message cannot be stored in its topic.
@@ -61,7 +61,7 @@ class TransactionStaging:
         return self._events.append(event, items)
 
     def _prepared(self, batch: StagedBatch) -> list[StagedBatch]:
-        """Return what to store: *batch* with its queue, or several if stages of plugins change its messages."""
+        """Return the batches to store: *batch* with its queue, or several if stages of plugins change its messages."""
         members, stages = batch.members, self._broker.stages
         if not members:
             raise Refused(Reason.ILLEGAL, "staged batch is empty; stage at least one message")
@@ -79,7 +79,7 @@ class TransactionStaging:
         return self._staged(batch)
 
     def _staged(self, batch: StagedBatch) -> list[StagedBatch]:
-        """Return the messages of *batch* after the stages, those for each queue together, in their order."""
+        """Return the messages of *batch* after the stages, grouped by queue, in their order."""
         batch = replace(batch, queue_id=self._broker.queue_for_later(_message(batch, batch.members[0])))
         by_head: dict[tuple[object, ...], StagedBatch] = {}
         members: dict[tuple[object, ...], list[tuple[bytes, bytes, int]]] = {}
@@ -107,7 +107,7 @@ class TransactionStaging:
         return list(by_head.values())
 
     def _check_sizes(self, batches: Sequence[StagedBatch]) -> None:
-        """Raise `Refused` unless the records of *batches* fit a segment: also one of their messages, in a group."""
+        """Raise `Refused` unless the records of *batches* fit into a segment, and so does each message, in a group."""
         limit = self._store.config.segment_bytes - 1024
         for batch in batches:
             size = staged_bytes(batch)
@@ -116,7 +116,7 @@ class TransactionStaging:
                 raise Refused(Reason.ILLEGAL, f"{text}; stage smaller batches")
 
     def _check_room(self, transaction: ExternalTransaction, found: StagedPart | None, messages: int, size: int) -> None:
-        """Raise `Refused` if a limit does not allow so much more."""
+        """Raise `Refused` if the batch would exceed a limit."""
         config, state = self._config, self._state
         key, text = (transaction.identity, transaction.producer), f"transaction {transaction.sequence}"
         _check_limit("part", found.size if found else 0, size, "bytes", config.staged_part_bytes_max, "part")

@@ -1,7 +1,7 @@
-"""The projection: computes from the events in the log what is staged, what was committed, and what is being delivered.
+"""The projection of events in the log: staged parts, committed sequences, and unfinished deliveries.
 
-Events of one producer may be applied in another order than they happened: retention appends what is still needed of
-them again, as copies. So an event never undoes a later one: epochs and committed sequences only rise.
+Events of one producer may be applied in another order than they happened: retention appends copies of needed events. So
+an event never undoes a later one: epochs and committed sequences only rise.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,10 +46,10 @@ PartKey = tuple[int, str]  # sequence and name
 
 
 class Vote(NamedTuple):
-    """What a run has prepared to commit: ``parts`` are names and numbers of chunks, kept whoever begins a run.
+    """The parts that a run has prepared to commit: ``parts`` are names and numbers of chunks, kept for later runs.
 
-    Votes are in order, first by epoch: the later one counts. Sequence -1 says that there is nothing prepared.
-    ``content`` is what the run said of it.
+    Votes are ordered, first by epoch: the later one counts. Sequence -1 means that no part is prepared. ``content`` is
+    the digest that the run has sent.
     """
 
     epoch: int = 0
@@ -58,7 +58,7 @@ class Vote(NamedTuple):
     content: str = ""
 
     def later(self, known: "Vote") -> "Vote":
-        """Return this one unless *known* is later."""
+        """Return this vote unless *known* is later."""
         return known if known[:2] > self[:2] else self
 
 
@@ -66,19 +66,19 @@ NO_VOTE: Final = Vote()
 
 
 class ProducerState(NamedTuple):
-    """What is known of a producer.
+    """The state of one producer.
 
     Attributes:
-      epoch: of its newest run; 0 if it never began one.
-      runs: its newest runs, the newest last.
+      epoch: the epoch of its newest run; 0 if it never began one.
+      runs: its last runs, the newest last.
       committed: its last committed sequence, -1 if none.
-      hour: when it was last used, in hours that the broker has run.
-      noted_at: the log position of the oldest event that is needed to know this.
-      began_ms: when its newest run began, by the clock of who runs it; 0 if that is unknown.
-      brokers: the names of all brokers that it may write to, sorted.
-      vote: what is prepared; over once it, or something later, is committed.
-      is_ended: whether its last commit was said to be the last one.
-      content: what its last commit said of what it committed.
+      hour: the time of its last use, in hours of operation of the broker.
+      noted_at: the log position of the oldest event needed for this state.
+      began_ms: the time at which its newest run began, by the client's clock; 0 if unknown.
+      brokers: the sorted names of all brokers that it may write to.
+      vote: the prepared parts; over once they, or a later sequence, are committed.
+      is_ended: whether its last commit was marked as the last one.
+      content: the digest in its last commit.
     """
 
     epoch: int = 0
@@ -94,7 +94,7 @@ class ProducerState(NamedTuple):
 
     @property
     def prepared(self) -> int:
-        """The sequence that is prepared and not committed, -1 if none."""
+        """The sequence that is prepared but not committed, -1 if none."""
         return self.vote.sequence if self.vote.sequence > self.committed else -1
 
     def held(self) -> frozenset[str]:
@@ -102,13 +102,13 @@ class ProducerState(NamedTuple):
         return frozenset([name for name, _ in self.vote.parts]) if self.prepared >= 0 else frozenset()
 
     def event(self, key: Key, hour: int) -> bytes:
-        """Return the event that says this of the producer *key*, which was last used in *hour*."""
+        """Return the event with this state of the producer *key*, which was last used in *hour*."""
         head = self.epoch, self.runs, self.committed, hour
         rest = self.began_ms, self.brokers, self.vote, self.is_ended, self.content
         return encode_event(EventKind.STATE, *key, *head, *rest)
 
     def merged(self, said: "ProducerState") -> "ProducerState":
-        """Return what is known after an event says *said*, which may be a copy of an older one."""
+        """Return this state merged with *said*, from an event that may be a copy of an older one."""
         newer = said if said.epoch >= self.epoch else self
         ended = said if said.committed >= self.committed else self
         return said._replace(
@@ -128,7 +128,7 @@ UNKNOWN: Final = ProducerState()
 
 
 class StagedPart(NamedTuple):
-    """A part that is staged: its number among all, and what it has until now."""
+    """A staged part: its serial number, and its chunks until now."""
 
     serial: int
     epoch: int
@@ -139,7 +139,7 @@ class StagedPart(NamedTuple):
 
 
 class DeliveryProgress(NamedTuple):
-    """A committed transaction that is not delivered completely; ``parts`` are names and numbers of chunks."""
+    """The progress of an unfinished delivery; ``parts`` are names and numbers of chunks."""
 
     sequence: int
     epoch: int
@@ -153,16 +153,16 @@ class ExternalState:
     """The state of all external transactions.
 
     Attributes:
-      of_identity: how many of the producers each identity has.
+      of_identity: the number of producers of each identity.
       next: the offset after the last event that was applied.
-      applied: who waits for an event to be applied.
+      applied: tasks that wait for an event to be applied.
       is_stopped: whether no further event is applied, because the broker stops or the plugin has failed.
     """
 
     def __init__(self) -> None:
         self.name = NAME
         self.topics = frozenset((EVENTS_TOPIC,))
-        # Appends again what is needed of the log before a position; set by who may append.
+        # Appends needed records before a log position again; set by the owner of the journal.
         self.move: Callable[[int], WaitingSteps[None]] | None = None
         self.applied = trio.lowlevel.ParkingLot()
         self.is_stopped = False
@@ -180,17 +180,17 @@ class ExternalState:
         self.hour = 0
         self.hour_noted_at = NOTHING
         self.messages = self.size = 0
-        # Messages and bytes of each transaction.
+        # (messages, bytes) of each transaction.
         self.totals: dict[tuple[Key, int], tuple[int, int]] = {}
         self._serial = 0
-        # Serial numbers and numbers of chunks of parts that are gone, whose chunks are not removed yet.
+        # (serial number, number of chunks) of dropped parts whose chunks are not removed yet.
         self._gone: list[tuple[int, int]] = []
 
     def held(self) -> int:
         return self.messages
 
     def stop(self) -> None:
-        """Wake everybody who waits for an event: it is not applied anymore."""
+        """Wake all tasks that wait for an event: no further event is applied."""
         self.is_stopped = True
         self.applied.unpark_all()
 
@@ -244,7 +244,7 @@ class ExternalState:
         else:
             merged = known.merged(said)
             if merged == said:
-                del self.producers[key]  # this event says everything
+                del self.producers[key]  # this event has the whole state
                 self.producers[key] = said
             else:  # a copy that was made before another event was applied
                 self.producers[key] = merged._replace(noted_at=known.noted_at)
@@ -265,7 +265,7 @@ class ExternalState:
         vote = Vote(epoch, sequence, tuple([(name, chunks) for name, chunks in parts]), content)
         hour, ended = max(hour, known.hour), known.is_ended or is_last
         said = self.producers[key] = known._replace(vote=vote.later(known.vote), hour=hour, is_ended=ended)
-        if known.vote[:2] < said.vote[:2]:  # the new vote replaces one that came to nothing
+        if known.vote[:2] < said.vote[:2]:  # the new vote replaces one that was never committed
             self._drop(key, [(known.prepared, name) for name in known.held()])
 
     def _apply_staged(
@@ -287,7 +287,7 @@ class ExternalState:
             if moved:
                 del self.chunks[part.serial, number]
                 self.chunks[part.serial, number] = chunk
-            return  # else it was staged twice, and the first one counts
+            return  # else the chunk was staged twice, and the first one counts
         if part is None:
             if not self._is_wanted(key, sequence, name, epoch):
                 return
@@ -346,7 +346,7 @@ class ExternalState:
         if known is None:
             self.producers[key] = said
         elif not known.epoch and known.merged(said)._replace(vote=NO_VOTE) == said and known.vote.sequence <= sequence:
-            del self.producers[key]  # this event says everything
+            del self.producers[key]  # this event has the whole state
             self.producers[key] = said
         else:
             newer = said if sequence > known.committed else known
@@ -373,7 +373,7 @@ class ExternalState:
             self.deliveries[key] = known._replace(place=reached)
 
     def _drop_delivered(self, key: Key, known: DeliveryProgress, reached: Place) -> None:
-        """Drop what was delivered between the place of *known* and *reached*."""
+        """Drop the chunks delivered between the place of *known* and *reached*."""
         number, first = known.place[0], known.place[1]
         if number < reached[0]:
             self._drop(key, [(known.sequence, name) for name, _ in known.parts[number : reached[0]]])
@@ -386,7 +386,7 @@ class ExternalState:
                 self.chunks.pop((part.serial, chunk))
 
     def _drop_stale(self, key: Key, producer: ProducerState) -> None:
-        """Drop the parts of older runs, and those that a commit did not name."""
+        """Drop the parts of older runs, and parts that a commit did not name."""
         delivery = self.deliveries.get(key)
         named = {name for name, _ in delivery.parts} if delivery is not None else frozenset[str]()
         delivered = delivery.sequence if delivery is not None else -1
@@ -403,7 +403,7 @@ class ExternalState:
         self._drop(key, stale)
 
     def _drop(self, key: Key, part_keys: Iterable[PartKey]) -> None:
-        """Drop those of *part_keys* that are there; 4,000 of them take about 5 ms."""
+        """Drop the existing parts of *part_keys*; 4,000 parts take about 5 ms."""
         of_producer = self.of_producer.get(key)
         if of_producer is None:
             return
@@ -422,7 +422,7 @@ class ExternalState:
             self._count(key, sequence, -messages, -size)
 
     def _clean(self, count: int) -> None:
-        """Remove up to *count* chunks of parts that are gone: together they may be too many for one call of `apply`."""
+        """Remove up to *count* chunks of dropped parts: all of them may be too many for one call of `apply`."""
         while self._gone and count > 0:
             serial, chunks = self._gone.pop()
             for number in range(chunks - 1, max(chunks - count, 0) - 1, -1):
@@ -501,17 +501,18 @@ class ExternalState:
 
 
 def _is_left(delivery: DeliveryProgress, name: str) -> bool:
-    """Return whether something of part *name* is still to be delivered."""
+    """Return whether part *name* has messages that are still to be delivered."""
     return name in [each for each, _ in delivery.parts[delivery.place[0] :]]
 
 
 def _producer(head: Sequence[Any], noted_at: int, rest: Sequence[Any]) -> ProducerState:
-    """Return the producer of an event or of a row of a snapshot."""
+    """Return the state of a producer from an event or a row of a snapshot."""
     epoch, runs, committed, hour = head
     known = ProducerState(epoch, tuple(runs), committed, hour, noted_at)
     if not rest:
         return known
-    began_ms, brokers, (vote_epoch, sequence, parts, *said), is_ended, *content = rest  # earlier versions said less
+    # earlier versions have fewer fields
+    began_ms, brokers, (vote_epoch, sequence, parts, *said), is_ended, *content = rest
     vote = Vote(vote_epoch, sequence, tuple([(name, chunks) for name, chunks in parts]), *said)
     known = known._replace(began_ms=began_ms, brokers=tuple(brokers), vote=vote, is_ended=is_ended)
     return known._replace(content=content[0]) if content else known

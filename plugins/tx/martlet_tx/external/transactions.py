@@ -1,8 +1,8 @@
-"""External transactions as protocols use them, and the service that finishes deliveries and drops what is forgotten.
+"""External transactions as protocols use them, and the service that finishes deliveries and drops abandoned parts.
 
-What happens is an event in the log, and only the projection of the events changes the state. Events of one producer
-that decide something are written one at a time, each after all earlier ones are applied: so decisions are made on the
-state as it is, in the order of the log, and a failed write leaves nothing to undo.
+Each change is an event in the log, and only the projection of the events changes the state. Deciding events of one
+producer are written one at a time, each after all earlier ones are applied. So decisions are made on the current state,
+in the order of the log, and a failed write needs no undo.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,15 +36,15 @@ from martlet_tx.external.state import UNKNOWN, ExternalState, ProducerState, Vot
 
 __all__ = ["StagedTransactions"]
 
-# Runs of a producer that are remembered, so that none of them comes back.
+# Runs of a producer that are remembered, so that none of them can begin again.
 RUNS_MAX: Final = 64
-# The names of a producer's brokers, together.
+# Characters of the names of a producer's brokers, in total.
 BROKERS_CHARS_MAX: Final = 4096
 # Parts in one commit.
 PARTS_MAX: Final = 10_000
-# A look at a chunk or a producer.
+# Time to check a chunk or a producer.
 LOOK_US: Final = 2.0
-# How far the clock of a run may be ahead of ours: for so long, later runs could not begin.
+# Limit by which a run's clock may be ahead of the broker's: for this time, later runs could not begin.
 AHEAD_MS_MAX: Final = 3_600_000
 # Parts that an event drops, in one turn of the event loop.
 DROPPED_AT_ONCE: Final = 1000
@@ -55,8 +55,8 @@ class StagedTransactions(ExternalTransactions):
     """The external transactions of one broker.
 
     Attributes:
-      deliveries: committed transactions whose messages are not all stored.
-      expiry: drops parts that nobody continues, and forgets producers that nobody uses.
+      deliveries: committed transactions that have messages left to store.
+      expiry: drops abandoned parts, and forgets unused producers.
     """
 
     def __init__(self, broker: Broker, config: TxConfig, state: ExternalState) -> None:
@@ -105,7 +105,7 @@ class StagedTransactions(ExternalTransactions):
             return ExternalRun(wanted.epoch, wanted.committed, prepared, wanted.brokers, wanted.content)
 
     def _check_begin(self, known: ProducerState, key: Key, run: str, began_ms: int) -> None:
-        """Raise `Refused` unless a new *run* may begin: one that waited somewhere may be older than the newest."""
+        """Raise `Refused` unless a new *run* may begin: one whose request was delayed may be older than the newest."""
         if began_ms and began_ms < known.began_ms:
             earlier = f"run {run!r}, which began {(known.began_ms - began_ms) / 1000:g} s before the newest run"
             self._runs.refuse_old(key[1], earlier)
@@ -130,7 +130,7 @@ class StagedTransactions(ExternalTransactions):
             if is_last or chunk < 0:
                 text = f"chunk {chunk} of part {part!r} follows {chunks} chunks; chunk {chunks} is missing"
                 raise Refused(Reason.NOT_FOUND, f"{text}, stage it first")
-            await self._events.wait_applied()  # it may be on its way
+            await self._events.wait_applied()  # the event may not be applied yet
         return ExternalStage(self._staging.append(transaction, part, chunk, batch, found), chunk + 1, False)
 
     # ---- the outcome
@@ -188,7 +188,8 @@ class StagedTransactions(ExternalTransactions):
                 self._runs.check_room(transaction.identity)
             topics = await self._broker.turns.finish(self._check_staged(transaction, parts))
             if transaction.sequence == producer.prepared and tuple(parts) == producer.vote.parts:
-                topics = set()  # they were checked then, and the outcome is decided elsewhere
+                # topics were checked when the parts were prepared, and the outcome is decided on another broker
+                topics = set()
             delivery = TransactionDelivery(
                 *(self._broker, self._events, self.state, key, transaction.sequence, transaction.epoch, parts),
                 is_last=is_last,
@@ -208,12 +209,12 @@ class StagedTransactions(ExternalTransactions):
 
     @staticmethod
     def _left(producer: ProducerState, transaction: ExternalTransaction) -> Sequence[tuple[str, int]] | None:
-        """Return the parts that an older run than that of *transaction* has prepared and not committed, if it has."""
+        """Return the parts that an older run than that of *transaction* has prepared and not committed, if any."""
         is_left = producer.prepared == transaction.sequence and producer.vote.epoch < transaction.epoch
         return producer.vote.parts if is_left else None
 
     def _check_staged(self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]]) -> Steps[set[str]]:
-        """Return the topics of *parts*; raise `Refused` unless all of them are complete."""
+        """Return the topics of *parts*; raise `Refused` unless all parts are complete."""
         state, key = self.state, (transaction.identity, transaction.producer)
         first = self._events.staged_queue.first_offset
         topics, budget = set[str](), Budget(LOOK_US)
@@ -257,7 +258,7 @@ class StagedTransactions(ExternalTransactions):
             if transaction.sequence <= producer.committed:
                 return 0
             held = producer.held() if transaction.sequence == producer.prepared else frozenset()
-            # What is prepared may be decided on another broker: the next run asks there.
+            # Prepared parts may be decided on another broker: the next run asks there.
             found = [name for (_, name), _ in self.state.parts_of(key, transaction.sequence) if name not in held]
             dropped = found if parts is None else sorted(set(found).intersection(parts))
             for first in range(0, len(dropped), DROPPED_AT_ONCE):
@@ -280,7 +281,7 @@ class StagedTransactions(ExternalTransactions):
     # ---- the service
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Finish deliveries that a stop cut off, and drop what expired, until cancelled."""
+        """Finish deliveries that a stop has interrupted, and drop expired parts, until cancelled."""
         self.ready()
         try:
             async with trio.open_nursery() as nursery:
@@ -292,7 +293,7 @@ class StagedTransactions(ExternalTransactions):
             self.state.stop()
 
     def ready(self) -> None:
-        """Prepare what is left of an earlier run; all of its events that are readable are applied."""
+        """Prepare the state left by an earlier start; all readable events are applied."""
         # An event may be lost in the middle of the log.
         self.state.next = max(self.state.next, self._events.queue.next_offset)
         self.deliveries.restore()
@@ -328,7 +329,7 @@ class StagedTransactions(ExternalTransactions):
         return found
 
     def statistics(self) -> dict[str, object]:
-        """Return what is staged now, and what became of the rest since the start."""
+        """Return the numbers of staged transactions, and of outcomes since the start."""
         state = self.state
         return {
             "producers": len(state.producers),
