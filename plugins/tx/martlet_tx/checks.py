@@ -72,7 +72,7 @@ class Checks:
     # ---- rounds
 
     async def round(self) -> None:
-        """Check every due transaction once; for a group with too many, only those whose turn it is.
+        """Check every due transaction once; for a group with too many, only the ones whose turn it is.
 
         Raises:
           Refused: the disk is full.

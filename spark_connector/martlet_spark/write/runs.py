@@ -36,8 +36,8 @@ RUNS_MAX: Final = 64
 class Transaction:
     """The rows that *producer* commits as *sequence*; its older runs are fenced, unless *run* is empty.
 
-    *began_ms* identifies a run that began before the newest one; 0 for none. Brokers forget the producer soon after a
-    transaction with *is_last*. *named* says that the user has chosen name and number.
+    *began_ms* is the begin of the run, by which brokers recognise a run older than the newest one; 0 for none. Brokers
+    forget the producer soon after a transaction with *is_last*. *named* says that the user has chosen name and number.
     """
 
     producer: str

@@ -61,7 +61,7 @@ class StandardTopic(Struct, frozen=True):
 
 
 def standard_topics(broker: Broker) -> list[StandardTopic]:
-    """Return the topics of a new broker (RocketMQ TopicConfigManager.init), except those of missing features."""
+    """Return the topics of a new broker (RocketMQ TopicConfigManager.init), without topics of missing features."""
     config = broker.config
     found = [
         StandardTopic("SELF_TEST_TOPIC", 1),

@@ -219,7 +219,7 @@ class RouteTable:
         return BrokerGroup(brokers.cluster, name, dict(brokers.addresses), brokers.acting_master, brokers.zone)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Remove *topic* from all brokers, or from those in *cluster*."""
+        """Remove *topic* from all brokers, or from the brokers in *cluster*."""
         names = self._clusters.get(cluster, {}) if cluster is not None else self._brokers
         for name, brokers in self.index.brokers_of(topic).items():
             if name in names:

@@ -64,7 +64,7 @@ CLIENT_LANGUAGE: Final = "PYTHON"
 
 @final
 class RequestCode:
-    """Codes of requests; those over 32767 do not fit the binary header."""
+    """Codes of requests; codes over 32767 do not fit the binary header."""
 
     SEND_MESSAGE: Final = 10
     PULL_MESSAGE: Final = 11

@@ -141,7 +141,7 @@ class TimerDelivery:
             self._wakes_ms = None
 
     async def _deliver(self, timers: list[Timer]) -> None:
-        """Deliver the taken *timers*; let those become due again that cannot be delivered now."""
+        """Deliver the taken *timers*; let undeliverable ones become due again."""
         left = {position: (due_ms, position) for due_ms, position in timers}
         end = 0
         refused: MartletError | None = None

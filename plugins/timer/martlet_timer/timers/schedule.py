@@ -44,7 +44,7 @@ class _Second:
 
 @final
 class _Moment:
-    """Timers due in the same millisecond; those before ``next`` are taken."""
+    """Timers due in the same millisecond; timers before ``next`` are taken."""
 
     __slots__ = ("due_ms", "next", "positions")
 

@@ -180,7 +180,7 @@ class TransactionDelivery:
         self.dropped += len(messages) - len(items)
 
     def _items(self, messages: Sequence[tuple[StagedBatch, Member]]) -> list[AppendItem]:
-        """Return *messages* for their queues, without those whose topic was deleted."""
+        """Return *messages* for their queues, without messages to deleted topics."""
         queues: dict[tuple[str, int], Queue | None] = {}
         code_of = self._store.writer.code_of
         items: list[AppendItem] = []
