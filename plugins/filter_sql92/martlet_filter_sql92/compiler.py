@@ -146,7 +146,7 @@ def number(value: Value) -> Number | None:
         return int(value)
     if len(value) > NUMBER_CHARACTERS_MAX or not NUMBER.fullmatch(value):
         return None
-    return _bounded(int(value)) if INTEGER.fullmatch(value) else _bounded(float(value))
+    return _in_64_bits(int(value)) if INTEGER.fullmatch(value) else _in_64_bits(float(value))
 
 
 def truth(text: str) -> bool:
@@ -154,7 +154,7 @@ def truth(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _bounded(value: Number) -> Number | None:
+def _in_64_bits(value: Number) -> Number | None:
     """Return *value* as a long or double of 64 bits; None beyond their range."""
     if isinstance(value, int):
         if -INTEGER_END <= value < INTEGER_END:
@@ -367,15 +367,15 @@ def _value(node: Node) -> Evaluate:
         return _truth(node)
     operand = _value(node.operand if isinstance(node, Negate) else node.left)
     if isinstance(node, Negate):
-        return lambda record: _negated(number(operand(record)))
-    return _computed(node, operand)
+        return lambda record: _negate(number(operand(record)))
+    return _compute(node, operand)
 
 
-def _negated(value: Number | None) -> Number | None:
-    return None if value is None else _bounded(-value)
+def _negate(value: Number | None) -> Number | None:
+    return None if value is None else _in_64_bits(-value)
 
 
-def _computed(node: Arithmetic, first: Evaluate) -> Evaluate:
+def _compute(node: Arithmetic, first: Evaluate) -> Evaluate:
     compute, second = COMPUTE[node.operator], _value(node.right)
 
     def computed(record: PropertySource) -> Number | None:
@@ -386,7 +386,7 @@ def _computed(node: Arithmetic, first: Evaluate) -> Evaluate:
         if right is None:
             return None
         try:
-            return _bounded(compute(left, right))
+            return _in_64_bits(compute(left, right))
         except (ZeroDivisionError, OverflowError):
             return None
 

@@ -141,7 +141,7 @@ def _known(node: Node, steps: list[int]) -> Needle | None:
     if isinstance(node, PropertyReference):
         return _equal(node, True)
     if isinstance(node, Compare):
-        return _heaviest([*_ranges([node]), _compared(node)])
+        return _heaviest([*_ranges([node]), _comparison(node)])
     if isinstance(node, In | Like | Search):
         return _text(node) or _heaviest([_name(name) for name in _names(node.operand)])
     return None
@@ -247,7 +247,7 @@ def _literal(text: str, end: bytes) -> Needle | None:
 # Comparisons
 
 
-def _compared(node: Compare) -> Needle | None:
+def _comparison(node: Compare) -> Needle | None:
     left, right = node.left, node.right
     if isinstance(left, Constant):
         left, right = right, left

@@ -193,7 +193,7 @@ class _Parser:
             raise mistake(self._text, at, f"more than {self._limits.nodes} operators and operands")
         return node
 
-    def _nested(self, lowest: int) -> Node:
+    def _parse_nested(self, lowest: int) -> Node:
         """Parse an expression one level deeper."""
         self._depth += 1
         if self._depth > self._limits.depth:
@@ -235,7 +235,7 @@ class _Parser:
     def _expression(self, lowest: int) -> Node:
         """Parse operands joined by operators of precedence *lowest* or higher."""
         at = self._token.at
-        left = self._negation() if lowest <= NOT and self._take("NOT") else self._signed()
+        left = self._negation() if lowest <= NOT and self._take("NOT") else self._parse_signed()
         while (precedence := self._precedence()) >= lowest:
             if precedence <= AND:
                 left = self._series(left, at, precedence)
@@ -260,14 +260,14 @@ class _Parser:
 
     def _negation(self) -> Node:
         at = self._token.at
-        return self._made(Not(self._boolean(self._nested(NOT), at)), at)
+        return self._made(Not(self._boolean(self._parse_nested(NOT), at)), at)
 
     def _comparison(self, left: Node, at: int) -> Node:
         start = self._token.at
-        node = self._compared(left, at) if self._token.text in COMPARATORS else self._tested(left, at)
+        node = self._parse_comparison(left, at) if self._token.text in COMPARATORS else self._parse_test(left, at)
         return self._made(node, start)
 
-    def _compared(self, left: Node, at: int) -> Node:
+    def _parse_comparison(self, left: Node, at: int) -> Node:
         """Parse a comparison operator and its right side after *left*."""
         operator = self._next().text
         behind = self._token.at
@@ -275,7 +275,7 @@ class _Parser:
         check = self._equatable if operator in ("=", "<>") else lambda n, at: self._number(n, at, operator)
         return Compare(operator, check(left, at), check(right, behind))
 
-    def _tested(self, left: Node, at: int) -> Node:
+    def _parse_test(self, left: Node, at: int) -> Node:
         """Parse IS NULL, BETWEEN, IN, LIKE or a search after *left*."""
         if self._take("IS"):
             negated = bool(self._take("NOT"))
@@ -289,7 +289,7 @@ class _Parser:
             return self._between(self._number(left, at, word), negated)
         left = self._string(left, at, word)
         if word in SEARCHES:
-            return Search(word, left, self._quoted(), negated)
+            return Search(word, left, self._parse_quoted(), negated)
         node: Node = self._in(left) if word == "IN" else self._like(left)
         return Not(node) if negated else node
 
@@ -307,23 +307,23 @@ class _Parser:
 
     def _in(self, left: Node) -> Node:
         self._expect("(")
-        texts = {self._quoted()}
+        texts = {self._parse_quoted()}
         while self._take(","):
-            texts.add(self._quoted())
+            texts.add(self._parse_quoted())
         self._expect(")")
         return In(left, frozenset(texts))
 
     def _like(self, left: Node) -> Node:
-        at, pattern, escape = self._token.at, self._quoted(), ""
+        at, pattern, escape = self._token.at, self._parse_quoted(), ""
         if self._take("ESCAPE"):
-            at, escape = self._token.at, self._quoted()
+            at, escape = self._token.at, self._parse_quoted()
             if len(escape) != 1:
                 raise mistake(self._text, at, "the ESCAPE character must be one character")
             if _ends_in_escape(pattern, escape):
                 raise mistake(self._text, at, f"the pattern ends with its ESCAPE character {escape!r}")
         return Like(left, pattern, escape)
 
-    def _quoted(self) -> str:
+    def _parse_quoted(self) -> str:
         if self._token.kind != "string":
             raise self._unexpected("a string in single quotes")
         return self._next().text
@@ -334,7 +334,7 @@ class _Parser:
         right = self._number(self._expression(precedence + 1), behind, operator)
         return self._made(Arithmetic(operator, self._number(left, at, operator), right), at)
 
-    def _signed(self) -> Node:
+    def _parse_signed(self) -> Node:
         at = self._token.at
         sign = self._take("+", "-")
         if not sign:
@@ -342,13 +342,13 @@ class _Parser:
         number = self._token.kind == "number"
         if sign == "-" and number:
             return self._made(Constant(self._literal(self._next(), -1)), at)
-        node = self._number(self._nested(SIGN), self._token.at if number else at, sign)
+        node = self._number(self._parse_nested(SIGN), self._token.at if number else at, sign)
         return self._made(Negate(node), at) if sign == "-" else node
 
     def _primary(self) -> Node:
         token = self._token
         if self._take("("):
-            node = self._nested(OR)
+            node = self._parse_nested(OR)
             self._expect(")")
             return node
         if token.kind == "keyword" and token.text in ("TRUE", "FALSE", "NULL"):

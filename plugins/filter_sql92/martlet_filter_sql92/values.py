@@ -106,7 +106,7 @@ class Values:
     def __call__(self, data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
         """Return the places in ``data[begin:end]``; None if there are too many, or too many values."""
         values = self._values(data, begin, end)
-        wanted = self._wanted(values) if values is not None else None
+        wanted = self._select(values) if values is not None else None
         if not wanted:
             return None if wanted is None else []
         pattern = self._pattern(wanted)
@@ -131,7 +131,7 @@ class Values:
         self._steps[0] += len(values) * STEPS_A_TAKEN
         return set(values)
 
-    def _wanted(self, values: set[bytes]) -> frozenset[bytes] | None:
+    def _select(self, values: set[bytes]) -> frozenset[bytes] | None:
         """Return the values of *values* for which the condition is TRUE; None if too many are new."""
         verdicts = self._verdicts
         if len(verdicts) >= VERDICTS_MAX:

@@ -171,7 +171,7 @@ class RemotingPlugin(Hooks):
                 "set broker.advertise to a host name or address that clients can reach",
                 registrar.address,
             )
-        servers = ";".join(_seen(server, host) for server in registrar.nameservers())
+        servers = ";".join(_client_address(server, host) for server in registrar.nameservers())
         if servers:
             log.info(
                 'clients need this setting: namesrvAddr=%s (Java: setNamesrvAddr("%s")); they then connect to %s',
@@ -227,7 +227,7 @@ class RemotingPlugin(Hooks):
         self._dialer.reload()
 
 
-def _seen(address: str, advertised: str) -> str:
+def _client_address(address: str, advertised: str) -> str:
     """Return *address* for clients: a wildcard is replaced by the host in *advertised*."""
     host, port = split_address(address)
     seen = advertised if host in WILDCARDS else host

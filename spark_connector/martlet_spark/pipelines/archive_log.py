@@ -173,7 +173,7 @@ class DeltaLog:
 
     def files(self, version: int, snapshot: int) -> list[WrittenFile]:
         if (version, snapshot) not in self._known:
-            found = self._all(version) if version == snapshot else self._added(version)
+            found = self._all(version) if version == snapshot else self._read_added_files(version)
             self._known = {(version, snapshot): sorted(found, key=_order)}
         return self._known[version, snapshot]
 
@@ -200,7 +200,7 @@ class DeltaLog:
             for row in pa.table(actions).to_pylist()
         ]
 
-    def _added(self, version: int) -> list[WrittenFile]:
+    def _read_added_files(self, version: int) -> list[WrittenFile]:
         path = f"{self._root}/{DELTA_LOG}/{version:020}.json"
         if self._filesystem.get_file_info(path).type is pafs.FileType.NotFound:
             raise self._rewritten(f"the log of version {version} is gone")

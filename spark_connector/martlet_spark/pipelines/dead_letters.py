@@ -118,7 +118,7 @@ def resend(
       OptionError: an option is invalid, or the checkpoint belongs to another selection.
     """
     limits = {"startingOffsets": "earliest", "maxBytesPerTrigger": str(plan.batch_bytes)}
-    chosen = _chosen(letters, plan)
+    chosen = _choices(letters, plan)
     with plain_errors():
         check_bound(session, plan.checkpoint, "resend", chosen)
         stream = session.readStream.format("martlet").options(**letters.options(source), **limits).load()
@@ -132,7 +132,7 @@ def resend(
 
 def unsent(session: "SparkSession", source: Mapping[str, str], letters: Letters, plan: Resend) -> "DataFrame":
     """Return the number of letters that `resend` would send, as ``letters`` per ``topic``, null for no topic."""
-    check_bound(session, plan.checkpoint, "resend", _chosen(letters, plan))
+    check_bound(session, plan.checkpoint, "resend", _choices(letters, plan))
     found = read_letters(session, source, letters)
     for queue, offset in read_offsets(session, plan.checkpoint).items():
         broker = queue.broker_name.replace("\\", "\\\\").replace("'", "\\'")
@@ -140,7 +140,7 @@ def unsent(session: "SparkSession", source: Mapping[str, str], letters: Letters,
     return found.groupBy(_target(plan).alias("topic")).agg(F.count("*").alias("letters")).orderBy("topic")
 
 
-def _chosen(letters: Letters, plan: Resend) -> dict[str, object]:
+def _choices(letters: Letters, plan: Resend) -> dict[str, object]:
     return {
         "group": letters.group,
         "where": letters.where,

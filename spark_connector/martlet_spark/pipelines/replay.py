@@ -105,7 +105,7 @@ def replay(
         check_target(source, plan)
         if isinstance(source, str):
             source = qualified(session, source)
-        chosen = _chosen(source, plan)
+        chosen = _choices(source, plan)
         check_bound(session, plan.checkpoint, "replay", chosen)
         kind = kind_of(source) if isinstance(source, str) else ""
         is_paced = kind in ("delta", "list")  # by its source
@@ -115,8 +115,8 @@ def replay(
             messages = _of_archive(session, source, kind, plan) if is_paced else _of_files(session, source, plan)
             batch_s = BATCH_S if is_paced else _batch_s(session, source, plan)
         else:
-            messages, is_done = _of_topics(session, source, plan), _reached(source)
-        writer = send_again(_selected(messages, plan), cluster, plan.checkpoint, plan.to, plan.guarantee)
+            messages, is_done = _of_topics(session, source, plan), _end_predicate(source)
+        writer = send_again(_select(messages, plan), cluster, plan.checkpoint, plan.to, plan.guarantee)
         if plan.rate and not is_paced:
             writer = writer.trigger(processingTime=f"{batch_s} seconds")
         else:
@@ -160,7 +160,7 @@ def send_again(
     return writer.option("checkpointLocation", checkpoint)
 
 
-def _chosen(source: Mapping[str, str] | str, plan: Replay) -> dict[str, object]:
+def _choices(source: Mapping[str, str] | str, plan: Replay) -> dict[str, object]:
     """Return the choices that a checkpoint is bound to."""
     own = {"to": plan.to, "where": plan.where, "from": plan.from_ms, "until": plan.until_ms}
     if isinstance(source, str):
@@ -210,7 +210,7 @@ def _is_idle(progress: Mapping[str, Any]) -> bool:
     return bool(source["startOffset"] == source["endOffset"])
 
 
-def _reached(source: Mapping[str, str]) -> Done:
+def _end_predicate(source: Mapping[str, str]) -> Done:
     """Return the predicate on a query's progress that is true once it has read all messages that are there now."""
     heads = {queue: end for queue, (_, end) in Subscribed.of(source).bounds().items()}
 
@@ -228,7 +228,7 @@ def between(from_ms: int, until_ms: int) -> list[str]:
     return [*begin, f"store_ts < timestamp_millis({until_ms})"] if until_ms else begin
 
 
-def _selected(messages: "DataFrame", plan: Replay) -> "DataFrame":
+def _select(messages: "DataFrame", plan: Replay) -> "DataFrame":
     """Return the rows of *messages* to replay."""
     for condition in (*between(plan.from_ms, plan.until_ms), plan.where):
         messages = messages.where(condition) if condition else messages

@@ -131,13 +131,13 @@ class Exchange(ABC):
                     asked[self.ask(progress)] = progress
                 self._receive(frames, asked, waiting, left)
             except SparkConnectorError:
-                yield from self._taken(frames, left)
+                yield from self._take_records(frames, left)
                 raise
             if frames.enough:
-                yield from self._taken(frames, left)
-        yield from self._taken(frames, left)
+                yield from self._take_records(frames, left)
+        yield from self._take_records(frames, left)
 
-    def _taken(self, frames: FrameBodies, left: list[RangeProgress]) -> Iterator[Records]:
+    def _take_records(self, frames: FrameBodies, left: list[RangeProgress]) -> Iterator[Records]:
         """Take the records out of *frames* and yield them; report the messages that they lack."""
         parts = frames.parts
         try:

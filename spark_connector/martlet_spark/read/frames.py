@@ -98,7 +98,7 @@ class FrameBodies:
             _find_wrong(data, parts)
             raise
         records.check_bodies()
-        return records if _as_asked(records, parts) else self._one_by_one(data, parts)
+        return records if _match_requests(records, parts) else self._one_by_one(data, parts)
 
     def _one_by_one(self, data: memoryview, parts: Sequence[FramePart]) -> Records | None:
         """Like `take`, for frames of any kind: each is unrolled, checked and cut off at its end."""
@@ -129,7 +129,7 @@ def _find_wrong(data: memoryview, parts: Sequence[FramePart]) -> None:
             raise Damaged(f"messages {part.first} to {part.after - 1} of {part.progress}: {error}") from error
 
 
-def _as_asked(records: Records, parts: Sequence[FramePart]) -> bool:
+def _match_requests(records: Records, parts: Sequence[FramePart]) -> bool:
     """Return whether each part has the messages of its queue and range in ascending order, and no inner batch."""
     begins = np.array([part.start for part in parts])
     at = np.searchsorted(records.starts, begins)

@@ -53,10 +53,10 @@ def plan(
         wanted = max(wanted, ceil(total / records_max))
     if partitions_min > wanted:
         return _equal(left, min(partitions_min, total))
-    return _filled(left, target_bytes, records_max)
+    return _fill(left, target_bytes, records_max)
 
 
-def _filled(ranges: Sequence[Range], target_bytes: int, records_max: int) -> list[list[Range]]:
+def _fill(ranges: Sequence[Range], target_bytes: int, records_max: int) -> list[list[Range]]:
     """Fill one partition after the other, up to its limits."""
     found: list[list[Range]] = []
     room_bytes = room = 0

@@ -150,7 +150,7 @@ def _body(rows: Any, *, allows_empty: bool) -> Any:
     return body
 
 
-def _labelled(label: str, column_name: str) -> Callable[[Any], list[Any]]:
+def _label(label: str, column_name: str) -> Callable[[Any], list[Any]]:
     """Return a function that makes the property *label* of a column of texts; null and empty ones have none."""
 
     def make(column: Any) -> list[Any]:
@@ -170,7 +170,7 @@ def _labelled(label: str, column_name: str) -> Callable[[Any], list[Any]]:
 def _deliver_at(column: Any) -> list[Any]:
     """Return the time of delivery in milliseconds as a property; null has none."""
     times = pc.divide(column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), 1000)
-    return _labelled("TIMER_DELIVER_MS", "deliver_at")(times)
+    return _label("TIMER_DELIVER_MS", "deliver_at")(times)
 
 
 def _delay_level(column: Any) -> list[Any]:
@@ -178,7 +178,7 @@ def _delay_level(column: Any) -> list[Any]:
     wrong = pc.filter(column, pc.less(column, 0))
     if len(wrong):
         raise WriteError(f"delay_level {wrong[0].as_py()} of a row is negative; use 1 and higher, or 0 for no delay")
-    return _labelled("DELAY", "delay_level")(pc.if_else(pc.equal(column, 0), pa.scalar(None, column.type), column))
+    return _label("DELAY", "delay_level")(pc.if_else(pc.equal(column, 0), pa.scalar(None, column.type), column))
 
 
 def _check_delays(rows: Any) -> None:
@@ -225,8 +225,8 @@ def _checked_values(values: Any, names: Any) -> Any:
 
 
 PARTS: Final[dict[str, Callable[[Any], list[Any]]]] = {
-    "tag": _labelled(TAGS, "tag"),
-    "key": _labelled(KEYS, "key"),
+    "tag": _label(TAGS, "tag"),
+    "key": _label(KEYS, "key"),
     "deliver_at": _deliver_at,
     "delay_level": _delay_level,
     "properties": _properties,

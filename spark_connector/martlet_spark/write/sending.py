@@ -222,9 +222,9 @@ class Outbox:
             if not request.place.timed:
                 self._busy.discard(request.queue)
             self._avoided[request.queue.broker_name] = time.monotonic() + AVOIDED_S
-        self._waiting.extendleft(reversed([self._moved(request) for request in requests]))
+        self._waiting.extendleft(reversed([self._reroute(request) for request in requests]))
 
-    def _moved(self, request: SendRequest) -> SendRequest:
+    def _reroute(self, request: SendRequest) -> SendRequest:
         """Return *request* for another broker if its place allows one."""
         if request.place.broker:
             return request

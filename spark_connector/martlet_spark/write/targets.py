@@ -125,7 +125,7 @@ class Targets:
         found = np.zeros(len(rows), np.int64)
         for topic, at in self._topics_of(rows):
             self._place(topic, rows if len(at) == len(rows) else rows.take(pa.array(at)), at, found)
-        timed = _timed(rows)
+        timed = _timed_rows(rows)
         if timed.any():
             numbers, back = np.unique(found[timed], return_inverse=True)
             later = [self._number(self._places[number]._replace(timed=True)) for number in numbers.tolist()]
@@ -173,11 +173,11 @@ class Targets:
         else:
             brokers, numbers = [""], np.zeros(len(ids), np.int64)
         pairs, back = np.unique(np.stack((numbers, ids)), axis=1, return_inverse=True)
-        places = [_named(topic, brokers[number], queue_id, queues) for number, queue_id in pairs.T.tolist()]
+        places = [_named_queue(topic, brokers[number], queue_id, queues) for number, queue_id in pairs.T.tolist()]
         found[at[np.asarray(named)]] = np.array([self._number(place) for place in places])[back.reshape(-1)]
 
 
-def _timed(rows: Any) -> Any:
+def _timed_rows(rows: Any) -> Any:
     """Return a mask of the rows that are delivered later."""
     found = np.zeros(len(rows), bool)
     if "deliver_at" in rows.schema.names:
@@ -191,7 +191,7 @@ def _place_of(queue: MessageQueue) -> tuple[str, int]:
     return queue.broker_name, queue.queue_id
 
 
-def _named(topic: str, broker: str, queue_id: int, queues: Sequence[MessageQueue]) -> RowTarget:
+def _named_queue(topic: str, broker: str, queue_id: int, queues: Sequence[MessageQueue]) -> RowTarget:
     """Return the queue of *topic* with this number; raises `WriteError` if there is none, or one on several brokers."""
     brokers = sorted({queue.broker_name for queue in queues})
     if not broker and len(brokers) > 1:

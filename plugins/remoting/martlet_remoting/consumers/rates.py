@@ -219,7 +219,7 @@ class Rates:
     async def _sample_topics(self, now: float, *, new: bool) -> int:
         total = 0
         for number, topic in enumerate(self._topics):
-            stored, size = self._stored(topic.name)
+            stored, size = self._stored_totals(topic.name)
             total += stored
             self._note(PUT_NUMS, topic.name, stored, now, stored, new=new)
             self._note(PUT_SIZE, topic.name, size, now, stored, new=new)
@@ -227,7 +227,7 @@ class Rates:
                 await trio.lowlevel.checkpoint()
         return total
 
-    def _stored(self, topic: str) -> tuple[int, int]:
+    def _stored_totals(self, topic: str) -> tuple[int, int]:
         """Return the number of messages ever stored in *topic*, and their bytes since the start."""
         queues = self._store.queues.topics.get(topic)
         if not queues:

@@ -85,7 +85,7 @@ def _pull(context: RequestContext, command: Command, header: PullHeader) -> None
     gate = context.gate(command)
     grant = gate.consume(header.group, header.topic)
     topic = _readable_topic(context, grant, header.queue_id)
-    wanted = _wanted(state.broker, state.members, grant, header)
+    wanted = _selection(state.broker, state.members, grant, header)
     pending = context.pulls
     queue = topic.queue(header.queue_id)
     messages = min(max(header.messages_max, 1), state.config.pull_messages_max)
@@ -148,7 +148,7 @@ def _readable_topic(context: RequestContext, grant: ConsumeGrant, queue_id: int)
     return topic
 
 
-def _wanted(broker: Broker, members: Members, grant: ConsumeGrant, header: PullHeader) -> Selection:
+def _selection(broker: Broker, members: Members, grant: ConsumeGrant, header: PullHeader) -> Selection:
     """Return the filter of a pull: its own, or the filter in its group's heartbeats."""
     if header.sys_flag & PULL_SUBSCRIPTION:
         return _own_filter(broker, header)
@@ -172,7 +172,7 @@ def _wanted(broker: Broker, members: Members, grant: ConsumeGrant, header: PullH
         return subscription.selection or EVERYTHING
     if subscription.selection is None:
         # Answers code 1 if no plugin supports this kind of expression.
-        return _compiled(broker, header, subscription.kind, subscription.expression)
+        return _compile(broker, header, subscription.kind, subscription.expression)
     return _for_topic(header.topic, subscription.selection)
 
 
@@ -184,10 +184,10 @@ def _check_allowed(grant: ConsumeGrant) -> None:
 
 def _own_filter(broker: Broker, header: PullHeader) -> Selection:
     kind = header.expression_type or TAG
-    return _compiled(broker, header, kind, header.expression)
+    return _compile(broker, header, kind, header.expression)
 
 
-def _compiled(broker: Broker, header: PullHeader, kind: str, expression: str) -> Selection:
+def _compile(broker: Broker, header: PullHeader, kind: str, expression: str) -> Selection:
     try:
         return _for_topic(header.topic, select(broker, kind, expression))
     except Refused as error:

@@ -48,7 +48,7 @@ def _reset_here(broker: Broker, parked: ParkedPulls, grant: GroupAdminGrant, com
     offsets: dict[int, int] = {}
     budget = Budget(QUEUE_US)
     if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:
-        offsets[queue_id] = _checked(topic_offsets, queue_id, offset)
+        offsets[queue_id] = _check_offset(topic_offsets, queue_id, offset)
     else:
         for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
             offsets[number] = yield from _offset_at(topic_offsets, number, timestamp)
@@ -68,7 +68,7 @@ def _reset_here(broker: Broker, parked: ParkedPulls, grant: GroupAdminGrant, com
     return (yield from _answer(command, table))
 
 
-def _checked(topic_offsets: TopicOffsets, queue_id: int, offset: int) -> int:
+def _check_offset(topic_offsets: TopicOffsets, queue_id: int, offset: int) -> int:
     first, end = topic_offsets.first_offset(queue_id), topic_offsets.end_offset(queue_id)
     if not first <= offset <= end:
         text = f"Target offset {offset} not in consume queue range [{first}-{end}]"
