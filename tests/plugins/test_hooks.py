@@ -394,7 +394,7 @@ def test_the_page_has_a_heading_for_every_hook_in_their_order() -> None:
 
 
 def test_the_page_names_the_hooks_in_the_order_of_their_calls() -> None:
-    order = re.search(r"^The order is: .*?\. What", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    order = re.search(r"^The order is: [^.]*\.", PAGE.read_text(), re.MULTILINE)
     assert order is not None
     assert re.findall(r"martlet_\w+", order[0]) == ["martlet_dispatchers", *HOOKS_OF_A_BROKER]
 
