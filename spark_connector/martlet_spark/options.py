@@ -162,7 +162,7 @@ def _times(text: str) -> dict[str, dict[str, int]]:
 
 
 def _time(text: str) -> int:
-    """Parse milliseconds since 1970, a time in ISO 8601, or how long ago it was."""
+    """Parse milliseconds since 1970, a time in ISO 8601, or an age such as ``-2h``."""
     text = text.strip()
     if text.isdecimal():
         return int(text)

@@ -153,7 +153,7 @@ def _count(query: "StreamingQuery", report: StreamReport) -> None:
 
 @contextmanager
 def show_tasks(session: "SparkSession", show: Show = ignore) -> Iterator[None]:
-    """Show how many tasks of the running jobs are done, while the block runs; Ctrl-C cancels the jobs."""
+    """Show the number of finished tasks of running jobs, while the block runs; Ctrl-C cancels the jobs."""
     watcher = _Watcher(session, show)
     watcher.start()
     try:

@@ -172,7 +172,7 @@ def _malformed(form: str) -> Refused:
     return Refused(Reason.MALFORMED, f"body of the request is not valid; send {form}")
 
 
-# what operators see
+# statistics for operators
 
 
 def list_external(context: RequestContext, command: Command) -> Steps[bytes]:

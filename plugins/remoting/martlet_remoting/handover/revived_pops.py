@@ -145,7 +145,7 @@ class RevivedPops:
         self._broker = broker
         self._read = 0
         self._topics = [topic.name for topic in broker.topics if topic.name.startswith(REVIVE_PREFIX)]
-        # If the broker is killed before the end, the next start takes over everything again.
+        # If the broker is killed before the end, the next start takes over all pops again.
         self._wanted = broker.groups.offsets.has_foreign_pops
         # RocketMQ's timers are trusted only up to the newest record of its log.
         timers = broker.store.queues.find(TIMER_TOPIC, 0) if self._wanted else None

@@ -64,7 +64,8 @@ __all__ = [
 
 # RocketMQ: com.rocketmq.remoting.frameMaxLength, the same in client and server.
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-# Limit of our own clients: RocketMQ's limit is too small for the longest messages that a broker may be set to accept.
+# Limit of Martlet's own clients: RocketMQ's limit is too small for the longest messages that a broker may be set to
+# accept.
 READ_BYTES_MAX: Final = 256 * 1024 * 1024
 # A property string of 32767 bytes, each escaped as \\u0001, makes a header of 192 KiB. A header of 1 MiB with 60,000
 # fields would block the event loop for 30 ms.

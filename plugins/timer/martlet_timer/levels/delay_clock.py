@@ -42,7 +42,7 @@ class DelayClock:
         return self._started_ms + self._elapsed_ms() - self._began
 
     def observe(self, position: int) -> None:
-        """Compare this clock with the wall clock, whose current time records from *position* on have."""
+        """Compare this clock with the wall clock; records from *position* on have the wall clock's current time."""
         before = self.now_ms()
         wall = self._clock.now_ms()
         now = self.now_ms()

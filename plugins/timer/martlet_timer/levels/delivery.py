@@ -85,7 +85,7 @@ class LevelDelivery:
             self._levels.close()
 
     def _return_to_log(self) -> None:
-        """Continue after what was stored."""
+        """Continue after the stored deliveries."""
         self.rounds.forget()
         self._levels.return_to(self.rounds.stored)
 
@@ -154,7 +154,7 @@ class LevelDelivery:
             self._return_to_log()
 
     async def _deliver_due(self) -> bool:
-        """Deliver what is due now, in rounds; return False if rounds were undone."""
+        """Deliver the messages due now, in rounds; return False if rounds were undone."""
         levels, rounds = self._levels, self.rounds
         if self._store.flusher.failed is not None:
             raise self._store.flusher.failed

@@ -146,7 +146,7 @@ class DelayLevels:
         """Return the time at which the next message may be due; `NEVER` if there is none."""
         return min((level.due_ms for level in self._levels if level.queue is not None), default=NEVER)
 
-    # what is due
+    # due messages
 
     async def collect(self, made: Round) -> None:
         """Take due messages from the levels until the round is full; each call begins with another level."""

@@ -74,9 +74,9 @@ class PublishedRounds:
     """Published rounds, and how far they are stored.
 
     Attributes:
-      stored, noted: the offsets by level in the newest note that is stored, and in the newest one at all.
-      settled_end: the log position after the newest round that is stored.
-      published_end: the same of the newest one at all.
+      stored, noted: the offsets by level in the newest stored note, and in the newest note.
+      settled_end: the log position after the newest stored round.
+      published_end: the log position after the newest published round.
       lateness: of deliveries, when they are stored.
     """
 

@@ -189,7 +189,7 @@ class TimerDelivery:
         while self._schedule.taken > TAKEN_MAX:
             await self._freed.park()
 
-    # ---- what was read
+    # ---- results of reads
 
     def _check_found(self, timers: list[Timer], found: Sequence[Found], left: dict[int, Timer]) -> list[DueTimer]:
         """Return the timers that can be delivered; store that damaged ones are gone, and set unreadable ones aside."""

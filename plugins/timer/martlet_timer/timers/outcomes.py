@@ -1,4 +1,4 @@
-"""Outcomes of due timers: delivered, put off, or dropped because their topic is gone; and their counters."""
+"""Outcomes of due timers: delivered, postponed, or dropped because their topic is gone; and their counters."""
 
 import logging
 from collections import deque

@@ -217,7 +217,7 @@ class TransactionDelivery:
         queues = max(topic.write_queues, topic.read_queues)
         return topic.queue(queue_id if queue_id < queues else queue_id % max(queues, 1))
 
-    # ---- what was staged
+    # ---- staged messages
 
     def _fill(self, place: Place) -> WaitingSteps[tuple[list[tuple[StagedBatch, Member]], Place]]:
         """Return the next messages, as many as fit into a group, and the place after them."""

@@ -298,7 +298,7 @@ class StagedTransactions(ExternalTransactions):
         self.state.next = max(self.state.next, self._events.queue.next_offset)
         self.deliveries.restore()
 
-    # ---- what operators see
+    # ---- statistics for operators
 
     def producers(self, after: tuple[str, str], count: int) -> Steps[list[ExternalProducer]]:
         state, budget = self.state, Budget(LOOK_US)
