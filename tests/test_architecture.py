@@ -28,6 +28,16 @@ PROTOCOLS: Final = re.compile(r"plugins/\w+/martlet_(?:mqtt|stomp|remoting)/(\w+
 FACES: Final = re.compile(r"martlet_client/(aio|blocking)\.py$")
 # Applications make a `Message` for the client, plugins one for the broker.
 TWICE: Final = {"Message"}
+# Of docs/decisions/0044-large-classes.md: class, methods, attributes.
+LARGE: Final = {
+    (name, int(methods), int(attributes))
+    for name, methods, attributes in re.findall(
+        r"^\| `(\w+)` \| (\d+) \| (\d+) \|", (ROOT / "docs/decisions/0044-large-classes.md").read_text(), re.MULTILINE
+    )
+}
+METHODS_MAX: Final = 30
+ATTRIBUTES_MAX: Final = 20
+LIST_METHODS: Final = 2  # a record of settings or counters, or an enumeration, has no more
 # More files than a reader can hold at once; a package that grows beyond is divided.
 FILES_MAX: Final = 30
 
@@ -102,3 +112,33 @@ def test_no_two_public_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(protocol[1] if protocol else path)
     assert {name for name, places in homes.items() if len(places) > 1} == TWICE
+
+
+def attributes_of(node: ast.ClassDef) -> set[str]:
+    """Return the fields of a class, and the attributes that its methods assign."""
+    fields = {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and "ClassVar" not in ast.unparse(each)
+    }
+    assigned = {
+        each.attr
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in ast.walk(method)
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"
+    }
+    return fields | assigned
+
+
+def test_a_large_class_has_a_reason_on_the_page() -> None:
+    large = set()
+    for file in (file for pattern in PRODUCT for top in ROOT.glob(pattern) for file in top.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+                attributes = attributes_of(node)
+                is_large = len(methods) > METHODS_MAX or len(attributes) > ATTRIBUTES_MAX
+                if is_large and len(methods) > LIST_METHODS:
+                    large.add((node.name, len(methods), len(attributes)))
+    assert large == LARGE
