@@ -22,7 +22,7 @@ HOUR_AHEAD_MS: Final = 60_000
 SECOND_AHEAD_MS: Final = 1000
 # Timers to distribute in one slice, in less than a millisecond.
 ROWS_AT_ONCE: Final = 1024
-ROW_US: Final = 0.9
+ROW_US: Final = 1.0
 # Timers that one call of `take` checks: after many recalls most are gone.
 LOOKS: Final = 1024
 # If the clock goes back by more than this, the schedule starts again: otherwise all new timers would go to the heap.
