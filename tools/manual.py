@@ -255,7 +255,7 @@ PLUGIN_CHAPTERS: Final = (
             "PublishGrant: get auto_create retry_group",
             "BrokerGrant: topics groups group forbidden offsets_in_steps statistics disk_usage earliest_store_ms",
             "BrokerAdminGrant: set_config set_auto_create clean delete_unused_topics",
-            "Authentication: required authenticate authenticate_password begin proceed",
+            "Authentication: required authenticate identify authenticate_password begin proceed",
             "Rules: changed",
             "Replies: add",
         ),
@@ -265,9 +265,12 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.contracts",
         (
             "Authenticator",
+            "LoginOrigin",
             "Password",
+            "PasswordCheck",
             "SignedRequest",
             "Certificate",
+            "Nobody",
             "Credentials",
             "Mechanism",
             "Exchange",
@@ -283,7 +286,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Long work",
         "martlet.runtime.steps",
-        ("Steps", "WaitingSteps", "Wait", "Budget", "off_loop", "resume", "finish_now"),
+        ("Steps", "WaitingSteps", "Wait", "Budget", "per_slice", "off_loop", "resume", "finish_now"),
     ),
     Chapter(
         "Messages",

@@ -82,7 +82,7 @@ class Broker:
         self.routers: tuple[tuple[str, Router], ...] = ()
         self._filters: dict[str, Compile] = {}
         self._selections = Selections(self.filter_compiler)
-        self.authentication = Authentication()
+        self.authentication = Authentication(ids.key())
         self.replies = Replies()
         self.rules = Rules()
         self.capabilities: dict[type, object] = {}
@@ -111,6 +111,7 @@ class Broker:
             self.tables.register(table)
         stats.add("broker", self.statistics)
         stats.add("turns", self.turns.statistics)
+        stats.add("logins", self.authentication.statistics)
         stats.add("projections", self.projections.statistics)
         stats.add("tails", self.tails.statistics)
         stats.add("cursors", self.cursors.statistics)

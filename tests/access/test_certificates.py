@@ -12,7 +12,7 @@ import trio
 import trustme
 
 from martlet.broker import Broker
-from martlet.contracts import Certificate, Credentials, Handler, Identity, Peer, Protocol
+from martlet.contracts import Certificate, Credentials, Handler, Identity, LoginOrigin, Peer, Protocol
 from martlet.errors import Reason, Refused
 from martlet.net.addresses import split_address
 from martlet.net.tls import Tls, TlsConfig
@@ -101,7 +101,7 @@ async def port(directory: Path) -> AsyncIterator[tuple[Port, Broker]]:
         yield made, running.broker
 
 
-def by_name(credentials: Credentials) -> Identity | None:
+def by_name(credentials: Credentials, origin: LoginOrigin) -> Identity | None:
     if not isinstance(credentials, Certificate):
         return None
     if credentials.common_name == "mallory":

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import trio
@@ -9,7 +10,18 @@ from tests.delivery.pushing import LINES, broker_in_memory
 
 from martlet.access import ANONYMOUS, Gate
 from martlet.broker import Broker
-from martlet.contracts import Certificate, Credentials, Identity, Password, Router, SignedRequest, Stage
+from martlet.contracts import (
+    Certificate,
+    Credentials,
+    Identity,
+    LoginOrigin,
+    Nobody,
+    Password,
+    PasswordCheck,
+    Router,
+    SignedRequest,
+    Stage,
+)
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.groups.membership import Membership
@@ -344,10 +356,10 @@ async def test_what_is_no_answer_of_an_authorizer_allows_nothing(answer: object)
 @pytest.mark.parametrize("answer", ["root", True, b"root"])
 async def test_what_is_no_answer_of_an_authenticator_proves_nobody(answer: object) -> None:
     async with broker_in_memory() as broker:
-        ask = guarded_authenticator("users", lambda credentials: answer)  # type: ignore[arg-type,return-value]
+        ask = guarded_authenticator("users", lambda credentials, origin: answer)  # type: ignore[arg-type,return-value]
         broker.authentication.authenticators = (ask,)
         with pytest.raises(Refused, match="plugin 'users' failed in its authenticator; TypeError: it returned"):
-            await broker.authentication.authenticate_password(Password("root", b"x"))
+            await broker.authentication.authenticate_password(Password("root", b"x"), LoginOrigin())
 
 
 async def test_decisions_take_bounded_memory_and_go_with_the_last_gate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +379,7 @@ async def test_decisions_take_bounded_memory_and_go_with_the_last_gate(monkeypat
 # authentication
 
 
-def knows(credentials: Credentials) -> Identity | None:
+def knows(credentials: Credentials, origin: LoginOrigin) -> Identity | None:
     """An authenticator for passwords and certificates."""
     match credentials:
         case Password("ann", b"secret"):
@@ -382,19 +394,19 @@ def knows(credentials: Credentials) -> Identity | None:
 async def test_without_authenticators_everybody_is_anonymous() -> None:
     async with broker_in_memory() as broker:
         asked = broker.authentication
-        assert await asked.authenticate_password(Password("ann", b"?")) == ANONYMOUS
-        assert asked.authenticate(SignedRequest("key", "?", b"")) == ANONYMOUS
-        assert asked.authenticate(Certificate("ann", (), b"")) == ANONYMOUS
+        assert await asked.authenticate_password(Password("ann", b"?"), LoginOrigin()) == ANONYMOUS
+        assert asked.authenticate(SignedRequest("key", "?", b""), LoginOrigin()) == ANONYMOUS
+        assert asked.authenticate(Certificate("ann", (), b""), LoginOrigin()) == ANONYMOUS
 
 
 async def test_the_first_authenticator_with_an_opinion_decides() -> None:
     async with broker_in_memory() as broker:
         asked = broker.authentication
-        asked.authenticators = (lambda credentials: None, knows, lambda credentials: Identity("nobody"))
-        assert await asked.authenticate_password(Password("ann", b"secret")) == ANN
-        assert asked.authenticate(Certificate("bob", (), b"")) == Identity("bob")
+        asked.authenticators = (lambda credentials, origin: None, knows, lambda credentials, origin: Identity("nobody"))
+        assert await asked.authenticate_password(Password("ann", b"secret"), LoginOrigin()) == ANN
+        assert asked.authenticate(Certificate("bob", (), b""), LoginOrigin()) == Identity("bob")
         with pytest.raises(Refused, match="is wrong") as caught:
-            await asked.authenticate_password(Password("ann", b"guess"))
+            await asked.authenticate_password(Password("ann", b"guess"), LoginOrigin())
         assert caught.value.reason is Reason.CREDENTIALS
         assert broker.statistics()["refused_by_authenticators"] == 1
 
@@ -402,25 +414,69 @@ async def test_the_first_authenticator_with_an_opinion_decides() -> None:
 async def test_credentials_that_nobody_checks_are_refused_and_a_certificate_is_not() -> None:
     async with broker_in_memory() as broker:
         asked = broker.authentication
-        asked.authenticators = (lambda credentials: None,)
+        asked.authenticators = (lambda credentials, origin: None,)
         with pytest.raises(Refused, match="no plugin checks a signed request"):
-            asked.authenticate(SignedRequest("key", "?", b""))
+            asked.authenticate(SignedRequest("key", "?", b""), LoginOrigin())
         with pytest.raises(Refused, match="no plugin checks a password"):
-            await asked.authenticate_password(Password("ann", b"?"))
-        assert asked.authenticate(Certificate("", (), b"")) == ANONYMOUS
+            await asked.authenticate_password(Password("ann", b"?"), LoginOrigin())
+        assert asked.authenticate(Certificate("", (), b""), LoginOrigin()) == ANONYMOUS
 
 
-async def test_a_password_is_checked_beside_the_event_loop() -> None:
+async def test_a_slow_check_runs_beside_the_event_loop_and_once_for_a_proved_password() -> None:
     async with broker_in_memory() as broker:
-        token = trio.lowlevel.current_trio_token()
+        token, checks, stored = trio.lowlevel.current_trio_token(), list[bytes](), [b"hash"]
 
-        def slow(credentials: Credentials) -> Identity:
+        def slow(password: bytes) -> None:
             # Would deadlock on the event loop: it answers only while the check waits.
             trio.from_thread.run_sync(lambda: None, trio_token=token)
-            return ANN
+            checks.append(password)
+            if password != b"x":
+                raise Refused(Reason.CREDENTIALS, "wrong")
 
-        broker.authentication.authenticators = (slow,)
-        assert await broker.authentication.authenticate_password(Password("ann", b"x")) == ANN
+        def check(credentials: Credentials, origin: LoginOrigin) -> PasswordCheck:
+            assert isinstance(credentials, Password)
+            return PasswordCheck(ANN, stored[0], partial(slow, credentials.password))
+
+        asked = broker.authentication
+        asked.authenticators = (check,)
+        right, wrong, origin = Password("ann", b"x"), Password("ann", b"y"), LoginOrigin()
+        for _ in range(3):
+            assert await asked.authenticate_password(right, origin) == ANN
+            with pytest.raises(Refused, match="wrong"):
+                await asked.authenticate_password(wrong, origin)
+        assert checks == [b"x", b"y", b"y", b"y"]
+        stored[0] = b"new hash"
+        assert await asked.authenticate_password(right, origin) == ANN
+        assert checks[-1] == b"x", "a changed verifier is asked again"
+
+
+async def test_a_check_that_fails_names_its_plugin() -> None:
+    async with broker_in_memory() as broker:
+        answer = PasswordCheck(ANN, b"", lambda: 1 // 0)
+        broker.authentication.authenticators = (guarded_authenticator("users", lambda credentials, origin: answer),)
+        for credentials in (Password("ann", b"x"), Password("ann", b"y")):
+            with pytest.raises(Refused, match="plugin 'users' failed in its authenticator; ZeroDivisionError"):
+                await broker.authentication.authenticate_password(credentials, LoginOrigin())
+        with pytest.raises(Refused, match="plugin 'users' failed in its authenticator; TypeError: it returned"):
+            broker.authentication.authenticate(Nobody(), LoginOrigin())
+
+
+async def test_an_authenticator_sees_where_a_client_without_credentials_comes_from() -> None:
+    async with broker_in_memory() as broker:
+        asked, seen = broker.authentication, list[tuple[Credentials, LoginOrigin]]()
+
+        def only_here(credentials: Credentials, origin: LoginOrigin) -> None:
+            seen.append((credentials, origin))
+            if origin.address != "127.0.0.1":
+                raise Refused(Reason.CREDENTIALS, "log in")
+
+        asked.authenticators = (only_here,)
+        here, there = LoginOrigin("127.0.0.1", "mqtt"), LoginOrigin("10.0.0.1", "mqtt")
+        assert asked.identify(ANONYMOUS, here) == ANONYMOUS
+        assert asked.identify(ANN, there) == ANN, "its certificate says who it is"
+        with pytest.raises(Refused, match="log in"):
+            asked.identify(ANONYMOUS, there)
+        assert seen == [(Nobody(), here), (Nobody(), there)]
 
 
 def test_secrets_are_not_shown() -> None:

@@ -33,7 +33,7 @@ def test_a_body_that_is_not_what_it_says_or_too_large_is_an_error() -> None:
 
 
 def test_authentication_is_required_once_a_plugin_checks_credentials() -> None:
-    passwords, exchanges = Authentication(), Authentication()
-    passwords.authenticators = (lambda credentials: Identity("somebody"),)
+    passwords, exchanges = Authentication(b"key"), Authentication(b"key")
+    passwords.authenticators = (lambda credentials, origin: Identity("somebody"),)
     exchanges.mechanisms = {"X": lambda: lambda data: Challenge(b"")}
-    assert [each.required for each in (Authentication(), passwords, exchanges)] == [False, True, True]
+    assert [each.required for each in (Authentication(b"key"), passwords, exchanges)] == [False, True, True]

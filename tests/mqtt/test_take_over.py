@@ -10,7 +10,7 @@ import trio
 from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from martlet.contracts import Challenge, Credentials, Exchange, Identity, Password, Proved
+from martlet.contracts import Challenge, Credentials, Exchange, Identity, LoginOrigin, Nobody, Password, Proved
 from martlet.testing.clock import TrioClock
 from martlet_mqtt.wire.codec import encode_packet
 from martlet_mqtt.wire.codes import V4, V5, ReasonCode
@@ -30,14 +30,14 @@ async def asking(directory: Path) -> AsyncIterator[tuple[MqttBroker, dict[bytes,
     """A broker that accepts a password when its event is set."""
     checked: dict[bytes, trio.Event] = {}
 
-    async def check(password: Password) -> Identity:
+    async def check(password: Password, origin: LoginOrigin) -> Identity:
         await checked.setdefault(password.password, trio.Event()).wait()
         return USER
 
-    def identify(credentials: Credentials) -> Identity:
-        return USER
+    def identify(credentials: Credentials, origin: LoginOrigin) -> Identity | None:
+        return None if isinstance(credentials, Nobody) else USER
 
-    async def proceed(exchange: Exchange, data: bytes) -> Challenge | Proved:
+    async def proceed(exchange: Exchange, data: bytes, origin: LoginOrigin) -> Challenge | Proved:
         return exchange(data)  # without a thread, during which the clock of the test would jump
 
     async with mqtt_broker(directory, clock=TrioClock()) as mqtt:

@@ -481,13 +481,13 @@ def test_a_start_warns_of_ports_that_anybody_can_use(
     world: World, caplog: pytest.LogCaptureFixture, hosts: list[str], open_to: str
 ) -> None:
     bound = {world.protocol(): [cast(socket.socket, Listening(host)) for host in hosts]}
-    authentication = Authentication()
+    authentication = Authentication(b"key")
     warn_of_open_ports(authentication, bound)
     found = [each for each in caplog.messages if "is open to the network, and no plugin checks who connects" in each]
     assert found == ([caplog.messages[0]] if open_to else [])
     assert not open_to or found[0].startswith(f"toy at {open_to} is open to the network")
     caplog.clear()
-    authentication.authenticators = (lambda credentials: None,)
+    authentication.authenticators = (lambda credentials, origin: None,)
     warn_of_open_ports(authentication, bound)
     assert caplog.messages == []
 
@@ -498,5 +498,5 @@ def test_a_port_that_requires_a_client_certificate_is_not_open(world: World, cap
     made = world.protocol()
     for required in (True, False):
         protocol = type(made)("toy", "0.0.0.0:0", made.connect, made.handle, lambda: context, required)
-        warn_of_open_ports(Authentication(), {protocol: [cast(socket.socket, Listening("0.0.0.0"))]})
+        warn_of_open_ports(Authentication(b"key"), {protocol: [cast(socket.socket, Listening("0.0.0.0"))]})
         assert len(caplog.messages) == (0 if required else 1)

@@ -23,6 +23,7 @@ from martlet.contracts import (
     Dispatcher,
     Exchange,
     Identity,
+    LoginOrigin,
     Mechanism,
     Password,
     Predicate,
@@ -166,7 +167,7 @@ class Full(Hooks):
         return {"LONGER": compile_longer}
 
     def martlet_authenticators(self, broker: Broker) -> Sequence[Authenticator]:
-        def check(credentials: Credentials) -> Identity | None:
+        def check(credentials: Credentials, origin: LoginOrigin) -> Identity | None:
             if isinstance(credentials, Password):
                 return {"ada": Identity("ada")}[credentials.user]
             return None

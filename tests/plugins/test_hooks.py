@@ -19,7 +19,7 @@ from martlet.app.hooks import HOOKS_OF_A_BROKER
 from martlet.app.startup import run
 from martlet.broker import Broker
 from martlet.cli import main as cli
-from martlet.contracts import Challenge, Identity, Password, Proved, RecordView
+from martlet.contracts import Challenge, Identity, LoginOrigin, Password, Proved, RecordView
 from martlet.errors import PluginError, Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.net.addresses import split_address
@@ -155,9 +155,9 @@ async def test_martlet_filters_are_found_by_name(monkeypatch: pytest.MonkeyPatch
 async def test_martlet_authenticators_say_who_a_client_is(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(monkeypatch, "full") as made:
         asked = made.broker.authentication
-        assert await asked.authenticate_password(Password("ada", b"lovelace")) == Identity("ada")
+        assert await asked.authenticate_password(Password("ada", b"lovelace"), LoginOrigin()) == Identity("ada")
         with pytest.raises(Refused, match="plugin 'full' failed in its authenticator; KeyError: 'bob'") as caught:
-            await asked.authenticate_password(Password("bob", b"?"))
+            await asked.authenticate_password(Password("bob", b"?"), LoginOrigin())
         assert caught.value.reason is Reason.UNAVAILABLE
 
 
@@ -165,12 +165,14 @@ async def test_martlet_mechanisms_identify_a_client_in_several_steps(monkeypatch
     async with running(monkeypatch, "full") as made:
         asked = made.broker.authentication
         exchange, other = asked.begin("TWO-STEPS"), asked.begin("TWO-STEPS")
-        assert await asked.proceed(exchange, b"hello") == Challenge(b"who, hello")
-        assert await asked.proceed(other, b"a") == Challenge(b"who, a"), "each client has an exchange of its own"
-        assert await asked.proceed(exchange, b"ada") == Proved(Identity("ada"), b"welcome")
+        assert await asked.proceed(exchange, b"hello", LoginOrigin()) == Challenge(b"who, hello")
+        assert await asked.proceed(other, b"a", LoginOrigin()) == Challenge(b"who, a"), (
+            "each client has an exchange of its own"
+        )
+        assert await asked.proceed(exchange, b"ada", LoginOrigin()) == Proved(Identity("ada"), b"welcome")
         assert threads.pop() is not threading.current_thread(), "a step may be slow"
         with pytest.raises(Refused, match="wrong"):
-            await asked.proceed(other, b"wrong")
+            await asked.proceed(other, b"wrong", LoginOrigin())
         with pytest.raises(Refused, match="mechanism 'THREE' is unknown; offered: TWO-STEPS") as unknown:
             asked.begin("THREE")
         assert unknown.value.reason is Reason.NOT_SUPPORTED
@@ -184,9 +186,9 @@ async def test_a_mechanism_that_fails_proves_nothing(monkeypatch: pytest.MonkeyP
     async with running(monkeypatch, "full") as made:
         asked = made.broker.authentication
         exchange = asked.begin("TWO-STEPS")
-        await asked.proceed(exchange, b"")
+        await asked.proceed(exchange, b"", LoginOrigin())
         with pytest.raises(Refused, match=f"plugin 'full' failed in its mechanism TWO-STEPS; {what}") as caught:
-            await asked.proceed(exchange, data)
+            await asked.proceed(exchange, data, LoginOrigin())
         assert caught.value.reason is Reason.UNAVAILABLE
 
 

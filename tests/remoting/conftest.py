@@ -9,7 +9,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.config import fill
-from martlet.contracts import Buffer, Identity
+from martlet.contracts import Buffer, Identity, LoginOrigin
 from martlet.net.addresses import pack_host
 from martlet.runtime.clock import Clock
 from martlet.runtime.ids import Ids
@@ -79,6 +79,9 @@ class FakePeer:
         self.holds_commit = False  # until what this round appends is durable
         self.woken = False
         self.closed_with: str | None = None
+
+    def login_origin(self, client_id: str = "") -> LoginOrigin:
+        return LoginOrigin(self.address.rpartition(":")[0], "remoting", client_id=client_id)
 
     def introduce(self, client: str, details: str = "") -> None:
         self.client = client

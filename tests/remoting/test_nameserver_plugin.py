@@ -8,7 +8,7 @@ import orjson
 import pytest
 import trio
 
-from martlet.contracts import Buffer, Identity
+from martlet.contracts import Buffer, Identity, LoginOrigin
 from martlet.runtime.steps import finish_now
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.plugin import KV_FILE, NameServerPlugin
@@ -29,6 +29,9 @@ class Peer:
         self.identity = Identity()
         self.encrypted = False
         self.sent = b""
+
+    def login_origin(self, client_id: str = "") -> LoginOrigin:
+        return LoginOrigin("127.0.0.1", "nameserver", client_id=client_id)
 
     def introduce(self, client: str, details: str = "") -> None: ...
 

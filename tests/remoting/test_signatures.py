@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from martlet.contracts import Credentials, Identity, SignedRequest
+from martlet.contracts import Credentials, Identity, LoginOrigin, SignedRequest
 from martlet.errors import Reason, Refused
 from martlet_remoting.handler import signed_request
 from martlet_remoting.wire.codes import VERSION_4_9_3, VERSION_4_9_4, RequestCode, ResponseCode
@@ -31,7 +31,7 @@ def sign(user: str, ext: Mapping[str, object], body: bytes = b"", secret: bytes 
     return {**fields, "Signature": b64encode(mac.digest()).decode()}
 
 
-def check(credentials: Credentials) -> Identity | None:
+def check(credentials: Credentials, origin: LoginOrigin) -> Identity | None:
     if not isinstance(credentials, SignedRequest):
         return None
     mac = hmac.digest(SECRETS.get(credentials.access_key, b"?"), credentials.content, "sha1")

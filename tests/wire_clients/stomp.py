@@ -15,7 +15,7 @@ from trio.testing import active_thread_count, wait_all_tasks_blocked, wait_all_t
 from wsproto.events import AcceptConnection
 
 from martlet.broker import Broker
-from martlet.contracts import Credentials, Identity, Password, Protocol
+from martlet.contracts import Credentials, Identity, LoginOrigin, Password, Protocol
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record
 from martlet.store import StoreConfig
@@ -248,7 +248,7 @@ class StompBroker:
         await self.settle()
 
 
-def _believe(credentials: Credentials) -> Identity:
+def _believe(credentials: Credentials, origin: LoginOrigin) -> Identity:
     if not isinstance(credentials, Password) or credentials.password != credentials.user.encode():
         raise Refused(Reason.CREDENTIALS, "the passcode is wrong")
     return Identity(credentials.user)

@@ -1,18 +1,19 @@
 """Authentication: turns credentials into an identity.
 
 The authenticators of the plugins are called in order. The first one that does not abstain decides: it returns an
-identity or refuses. A password is checked in a worker thread, because a good password hash takes tens of milliseconds
-by design; other credentials are checked on the event loop.
+identity, refuses, or returns the check of a password, which waits for a worker thread (`login_line.py`) unless the same
+password was proved before (`proofs.py`).
 
 A mechanism authenticates in several steps, as SASL's do (RFC 4422). A protocol with such exchanges begins one by the
 mechanism's name, and passes data between client and exchange.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, final
 
-import trio
-
+from martlet.access.login_line import LoginLine
+from martlet.access.proofs import ProofCache
 from martlet.contracts import (
     ANONYMOUS,
     Authenticator,
@@ -21,28 +22,31 @@ from martlet.contracts import (
     Credentials,
     Exchange,
     Identity,
+    LoginOrigin,
     Mechanism,
+    Nobody,
     Password,
+    PasswordCheck,
     Proved,
+    SignedRequest,
 )
 from martlet.errors import Reason, Refused
 
 __all__ = ["ANONYMOUS", "Authentication"]
 
-# Few, because a password hash keeps one core busy, and the event loop needs another.
-PASSWORD_THREADS: Final = 2
 MECHANISM_SHOWN: Final = 40
 
 
 @final
 class Authentication:
-    """The authenticators of all plugins; without any, every client is anonymous."""
+    """The authenticators of all plugins; without any, every client is anonymous. *key* is random."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes) -> None:
         self.authenticators: tuple[Authenticator, ...] = ()
         self.mechanisms: Mapping[str, Mechanism] = {}  # by name, such as SCRAM-SHA-256
         self.refused = 0
-        self._limiter: trio.CapacityLimiter | None = None
+        self.proofs = ProofCache(key)
+        self.line = LoginLine()
 
     @property
     def required(self) -> bool:
@@ -52,34 +56,60 @@ class Authentication:
         """
         return bool(self.authenticators or self.mechanisms)
 
-    def authenticate(self, credentials: Credentials) -> Identity:
-        """Return the identity that *credentials* prove; for a `Password` use `authenticate_password`.
+    def authenticate(self, credentials: SignedRequest | Certificate | Nobody, origin: LoginOrigin) -> Identity:
+        """Return the identity that *credentials* prove.
 
-        If all authenticators abstain, the owner of a certificate, which TLS has verified, is anonymous; other
-        credentials are refused, so that no client believes wrongly that it is authenticated.
+        If all authenticators abstain, a client without credentials is anonymous, and so is the owner of a certificate,
+        which TLS has verified. A signed request is refused, so that a client does not wrongly believe it was
+        authenticated.
 
         Raises:
           Refused: the credentials are wrong, or no authenticator supports them (Reason.CREDENTIALS).
         """
         try:
-            return self._ask(credentials)
+            answer = self._ask(credentials, origin)
+            if isinstance(answer, PasswordCheck):
+                raise TypeError("an authenticator answered a PasswordCheck, but there is no password")
+            return answer
         except Refused:
             self.refused += 1
             raise
 
-    async def authenticate_password(self, password: Password) -> Identity:
-        """Return the identity that *password* proves; checks it in a worker thread.
+    def identify(self, proved: Identity, origin: LoginOrigin) -> Identity:
+        """Return who a client without credentials is: *proved*, as its certificate says, or an anonymous client.
 
         Raises:
-          Refused: the password is wrong, or no authenticator supports passwords (Reason.CREDENTIALS).
+          Refused: an authenticator lets no anonymous client in (Reason.CREDENTIALS).
+        """
+        if proved.name or not self.authenticators:
+            return proved
+        return self.authenticate(Nobody(), origin)
+
+    async def authenticate_password(self, password: Password, origin: LoginOrigin) -> Identity:
+        """Return the identity that *password* proves; a slow check waits for a worker thread.
+
+        Raises:
+          Refused: the password is wrong, or no authenticator supports passwords (Reason.CREDENTIALS), or too many
+            logins wait or failed (Reason.BUSY).
         """
         if not self.authenticators:
             return ANONYMOUS
         try:
-            return await trio.to_thread.run_sync(self._ask, password, limiter=self._threads())
+            answer = self._ask(password, origin)
+            if not isinstance(answer, PasswordCheck):
+                return answer
+            return await self._check(password, origin, answer)
         except Refused:
             self.refused += 1
             raise
+
+    async def _check(self, password: Password, origin: LoginOrigin, check: PasswordCheck) -> Identity:
+        proofs, user = self.proofs, password.user
+        key = proofs.key_of(user, password.password, check.verifier)
+        if not proofs.has(user, key):
+            await self.line.run(origin, user, check.check)
+            proofs.add(user, key)
+        return check.identity
 
     def begin(self, mechanism: str) -> Exchange:
         """Return a new exchange by *mechanism*; pass the client's data to `proceed`.
@@ -95,29 +125,28 @@ class Authentication:
             raise Refused(Reason.NOT_SUPPORTED, text)
         return begin()
 
-    async def proceed(self, exchange: Exchange, data: bytes) -> Challenge | Proved:
+    async def proceed(self, exchange: Exchange, data: bytes, origin: LoginOrigin) -> Challenge | Proved:
         """Pass *data* of the client to *exchange* in a worker thread; return the next step.
 
         Raises:
           Refused: the client has proved nothing; end the exchange.
         """
         try:
-            return await trio.to_thread.run_sync(exchange, data, limiter=self._threads())
+            return await self.line.run(origin, "", partial(exchange, data))
         except Refused:
             self.refused += 1
             raise
 
-    def _threads(self) -> trio.CapacityLimiter:
-        if self._limiter is None:
-            self._limiter = trio.CapacityLimiter(PASSWORD_THREADS)
-        return self._limiter
-
-    def _ask(self, credentials: Credentials) -> Identity:
+    def _ask(self, credentials: Credentials, origin: LoginOrigin) -> Identity | PasswordCheck:
         for authenticator in self.authenticators:
-            identity = authenticator(credentials)
-            if identity is not None:
-                return identity
-        if not self.authenticators or isinstance(credentials, Certificate):
+            answer = authenticator(credentials, origin)
+            if answer is not None:
+                return answer
+        if not self.authenticators or isinstance(credentials, Certificate | Nobody):
             return ANONYMOUS
         kind = "a password" if isinstance(credentials, Password) else "a signed request"
         raise Refused(Reason.CREDENTIALS, f"no plugin checks {kind}; enable one that does, or send none")
+
+    def statistics(self) -> dict[str, object]:
+        """Return the logins that wait for a check, and the passwords that need none."""
+        return {**self.line.statistics(), "proved": len(self.proofs)}

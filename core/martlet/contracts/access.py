@@ -14,17 +14,24 @@ __all__ = [
     "Credentials",
     "Exchange",
     "Identity",
+    "LoginOrigin",
     "Mechanism",
+    "Nobody",
     "Password",
+    "PasswordCheck",
     "Proved",
     "SignedRequest",
 ]
 
 
 class Identity(Struct, frozen=True):
-    """The identity that a client has proved; ``name`` is empty for an anonymous client."""
+    """The identity that a client has proved; ``name`` is empty for an anonymous client.
+
+    ``groups`` are groups of users that the proof names, such as the claim of a token.
+    """
 
     name: str = ""
+    groups: tuple[str, ...] = ()
 
 
 ANONYMOUS: Final = Identity()
@@ -67,11 +74,48 @@ class Certificate(Struct, frozen=True):
         return f"Certificate(common_name={self.common_name!r}, dns_names={self.dns_names!r})"
 
 
-Credentials: TypeAlias = Password | SignedRequest | Certificate
+class Nobody(Struct, frozen=True):
+    """No credentials: the client wants to be anonymous."""
+
+
+class LoginOrigin(Struct, frozen=True):
+    """The place that credentials come from.
+
+    Args:
+      address: the IP address, without the port.
+      protocol: the name of the port, such as ``mqtt`` or ``remoting``.
+      listener: the ``host:port`` that the client connected to, as configured.
+      client_id: the client's name for itself, which proves nothing; empty if the protocol has none at this point.
+    """
+
+    address: str = ""
+    protocol: str = ""
+    listener: str = ""
+    client_id: str = ""
+
+
+class PasswordCheck(Struct, frozen=True):
+    """An answer to a `Password` that takes a slow hash.
+
+    Args:
+      identity: the identity that the right password proves.
+      verifier: the stored hash. A password that it accepted before is accepted for an hour without *check*.
+      check: called in a worker thread; raises `Refused` (Reason.CREDENTIALS) if the password is wrong.
+    """
+
+    identity: Identity
+    verifier: bytes
+    check: Callable[[], object]
+
+    def __repr__(self) -> str:
+        return f"PasswordCheck(identity={self.identity!r})"
+
+
+Credentials: TypeAlias = Password | SignedRequest | Certificate | Nobody
 # Returns the identity that the credentials prove, or None to leave them to the next authenticator; raises `Refused`
 # (Reason.CREDENTIALS) when they are wrong. Compare secrets in constant time (hmac.compare_digest), also for a user who
-# does not exist. Called in a worker thread for a `Password`, on the event loop for all other credentials.
-Authenticator: TypeAlias = Callable[[Credentials], Identity | None]
+# does not exist. Called on the event loop: answer a `Password` with a `PasswordCheck` if it takes over a millisecond.
+Authenticator: TypeAlias = Callable[[Credentials, LoginOrigin], Identity | PasswordCheck | None]
 
 
 class Challenge(Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Protocol as TypingProtocol
 
 from msgspec import Struct, field
 
-from martlet.contracts.access import Identity
+from martlet.contracts.access import Identity, LoginOrigin
 from martlet.errors import Refused
 from martlet.records.layout import Buffer
 
@@ -55,6 +55,10 @@ class Peer(TypingProtocol):
     host: bytes  # 4 or 16 address bytes and an i32 port, as a record holds them
     identity: Identity  # the identity that its certificate proves, else anonymous; a protocol may set it after a login
     encrypted: bool  # whether the client has begun TLS
+
+    def login_origin(self, client_id: str = "") -> LoginOrigin:
+        """Return where the credentials of this client come from, for `Authentication`."""
+        ...
 
     def send(self, *pieces: Buffer) -> None:
         """Queue *pieces* for sending; all pieces queued while one socket read is handled leave in one send."""

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, final
 
 import trio
 
-from martlet.contracts import Certificate, Credentials, Identity
+from martlet.contracts import Certificate, Identity, LoginOrigin
 from martlet.errors import Refused, RemoteProtocolError
 from martlet.net.peer import CLOSING, LOST, ServerPeer
 from martlet.net.transports import TlsTransport, Transport
@@ -24,7 +24,7 @@ FIRST_BYTES_S: Final = 0.2
 HTTP_GET: Final = 0x47  # the G of GET, with which a WebSocket handshake begins
 TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
 
-Authenticate: TypeAlias = Callable[[Credentials], Identity]
+Authenticate: TypeAlias = Callable[[Certificate, LoginOrigin], Identity]
 
 
 @final
@@ -124,7 +124,7 @@ class Openings:
     def _identify(self, peer: ServerPeer, certificate: Certificate) -> None:
         """Set the identity of *peer* from its certificate, which TLS has verified."""
         try:
-            peer.identity = self._authenticate(certificate)
+            peer.identity = self._authenticate(certificate, peer.login_origin())
         except Refused as refused:
             raise RemoteProtocolError(f"certificate of {certificate.common_name!r} was refused; {refused}") from refused
 

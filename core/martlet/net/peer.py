@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import trio
 from msgspec import Struct
 
-from martlet.contracts import ANONYMOUS, Buffer, Connection, Handler, Protocol
+from martlet.contracts import ANONYMOUS, Buffer, Connection, Handler, LoginOrigin, Protocol
 from martlet.errors import Reason, Refused
 from martlet.net.output import Answers, Output
 from martlet.net.pending import IDLE, QUEUED, PendingWork
@@ -182,6 +182,10 @@ class ServerPeer:
         self.answers = Answers()
         self.shared.pending.touch(self)
         return self.answers
+
+    def login_origin(self, client_id: str = "") -> LoginOrigin:
+        address = self.address.rpartition(":")[0].strip("[]")
+        return LoginOrigin(address, self.protocol.name, self.protocol.listen, client_id)
 
     def introduce(self, client: str, details: str = "") -> None:
         if client and not self.client:

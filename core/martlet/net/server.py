@@ -55,7 +55,7 @@ class Server:
         config: ServerConfig,
         store: Store | None,
         stats: Stats,
-        authenticate: Authenticate = lambda credentials: Identity(),
+        authenticate: Authenticate = lambda credentials, origin: Identity(),
         turns: Turns | None = None,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar, final
 import pluggy
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from martlet.config import Settings, fill, unknown_key
 from martlet.contracts import (
@@ -30,7 +31,10 @@ from martlet.contracts import (
     Credentials,
     Exchange,
     Identity,
+    LoginOrigin,
     Mechanism,
+    Password,
+    PasswordCheck,
     Predicate,
     Protocol,
     Proved,
@@ -260,14 +264,33 @@ async def _bounded(function: Callable[..., T], values: list[object], timeout_s: 
 def guarded_authenticator(plugin: str, authenticator: Authenticator) -> Authenticator:
     """Return *authenticator* wrapped so that an error or an invalid result becomes a refusal that names the plugin."""
 
-    def ask(credentials: Credentials) -> Identity | None:
+    def failed(error: Exception) -> Refused:
+        log.exception("plugin %r failed in its authenticator", plugin)
+        return _guard_failed(plugin, "authenticator", error)
+
+    def guarded(check: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            try:
+                return check()
+            except Refused:
+                raise
+            except Exception as error:
+                raise failed(error) from error
+
+        return run
+
+    def ask(credentials: Credentials, origin: LoginOrigin) -> Identity | PasswordCheck | None:
         try:
-            return _checked(authenticator(credentials), Identity)
+            answer = authenticator(credentials, origin)
+            if isinstance(answer, PasswordCheck) and isinstance(credentials, Password):
+                return replace(answer, check=guarded(answer.check))
+            if answer is not None and not isinstance(answer, Identity):
+                raise TypeError(f"it returned {answer!r:.80}; return Identity, PasswordCheck for a password, or None")
+            return answer
         except Refused:
             raise
         except Exception as error:
-            log.exception("plugin %r failed in its authenticator", plugin)
-            raise _guard_failed(plugin, "authenticator", error) from error
+            raise failed(error) from error
 
     return ask
 

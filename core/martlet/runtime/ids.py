@@ -9,6 +9,7 @@ from typing import Final, final
 __all__ = ["Ids"]
 
 _UNIQUE_BYTES: Final = 16
+_KEY_BYTES: Final = 32
 
 
 @final
@@ -23,6 +24,10 @@ class Ids:
     def __init__(self, source: random.Random | None = None) -> None:
         self._randbytes = (source or random.SystemRandom()).randbytes
         self.below = (source or random.Random()).randrange
+
+    def key(self) -> bytes:
+        """Return 32 random bytes, a key for keyed hashes."""
+        return self._randbytes(_KEY_BYTES)
 
     def unique(self) -> str:
         """Return 32 hexadecimal digits in upper case, the form of a RocketMQ UNIQ_KEY."""

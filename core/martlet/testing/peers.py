@@ -18,7 +18,7 @@ from martlet.app import saving
 from martlet.app.config import Config
 from martlet.app.startup import build
 from martlet.broker import Broker
-from martlet.contracts import Buffer, Connection, Dispatcher, Identity, Protocol, Service
+from martlet.contracts import Buffer, Connection, Dispatcher, Identity, LoginOrigin, Protocol, Service
 from martlet.errors import Reason, Refused
 from martlet.net.addresses import pack_host
 from martlet.net.server import Server
@@ -212,6 +212,9 @@ class RecordingPeer(Struct, dict=True):
     room: bool = True
     started: list[tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]] = field(default_factory=list)
     client: str = ""
+
+    def login_origin(self, client_id: str = "") -> LoginOrigin:
+        return LoginOrigin("127.0.0.1", "memory", client_id=client_id)
 
     def introduce(self, client: str, details: str = "") -> None:
         self.client = self.client or client

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from martlet.access import Gate
-from martlet.contracts import Buffer, Identity, Password, Peer
+from martlet.contracts import Buffer, Identity, LoginOrigin, Password, Peer
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.routing.selection import Selection, select_tags
 from martlet.delivery.subscriptions import (
@@ -76,7 +76,7 @@ class BrokerParts:
     config: LineConfig
     counters: Counters
     clock: Clock
-    authenticate: Callable[[Password], Awaitable[Identity]]
+    authenticate: Callable[[Password, LoginOrigin], Awaitable[Identity]]
     gate: Callable[[Identity], Gate]
     selection: Callable[[str, str], Selection]
     finish: Callable[[Steps[None]], Awaitable[None]]
@@ -157,7 +157,7 @@ class LineHandler:
     async def _authenticate(self, password: Password) -> None:
         """Take the identity that *password* proves. A failed login closes the connection: each guess costs one."""
         try:
-            identity = await self._parts.authenticate(password)
+            identity = await self._parts.authenticate(password, self._peer.login_origin())
         except Refused as refused:
             self._parts.counters.errors += 1
             self._peer.send(_error(refused))

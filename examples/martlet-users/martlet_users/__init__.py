@@ -23,8 +23,11 @@ from martlet.contracts import (
     Certificate,
     Credentials,
     Identity,
+    LoginOrigin,
     Mechanism,
+    Nobody,
     Password,
+    PasswordCheck,
     SignedRequest,
     Subcommand,
 )
@@ -54,10 +57,11 @@ def hash_password(password: bytes, salt: bytes) -> str:
     return "$".join((SCHEME, b64encode(salt).decode(), b64encode(digest).decode()))
 
 
-def password_fits(password: bytes, stored: str) -> bool:
-    """Whether *stored* is the hash of *password*; takes the same time for yes and no."""
-    salt = b64decode(stored.split("$")[1])
-    return hmac.compare_digest(hash_password(password, salt), stored)
+def check_password(name: str, password: bytes, stored: str) -> None:
+    """Raise `Refused` unless *stored* is the hash of *password*; takes the same time for yes and no."""
+    salt = b64decode((stored or NOBODY).split("$")[1])
+    if not hmac.compare_digest(hash_password(password, salt), stored):
+        raise Refused(Reason.CREDENTIALS, f"user {name!r} or the password is wrong")
 
 
 # Compared with if the user does not exist, so that the answer takes the same time.
@@ -129,14 +133,12 @@ class Users:
     def read_again(self) -> None:
         self._users = read_users(self._path)
 
-    def authenticate(self, credentials: Credentials) -> Identity | None:
-        """An `Authenticator` for all three kinds of credentials."""
+    def authenticate(self, credentials: Credentials, origin: LoginOrigin) -> Identity | PasswordCheck | None:
+        """An `Authenticator` for passwords, signed requests and certificates."""
         match credentials:
             case Password(name, password):
                 stored = self._users.get(name, User()).password if name else ""
-                if password_fits(password, stored or NOBODY) and stored:
-                    return Identity(name)
-                raise Refused(Reason.CREDENTIALS, f"user {name!r} or the password is wrong")
+                return PasswordCheck(Identity(name), stored.encode(), partial(check_password, name, password, stored))
             case SignedRequest(name, signature, content):
                 key = self._users.get(name, User()).signing_key if name else ""
                 mac = hmac.digest((key or "nobody").encode(), content, "sha1")
@@ -146,6 +148,8 @@ class Users:
             case Certificate(name):
                 user = self._users.get(name)
                 return Identity(name) if name and user is not None and user.certificate else None
+            case Nobody():
+                return None
 
     def find_secret(self, name: str) -> ScramSecret | None:
         """Return the SCRAM secret of the user *name*, None if there is none."""

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from martlet.broker import Broker
-from martlet.contracts import Certificate, Credentials, Identity, Password, SignedRequest
+from martlet.contracts import Certificate, Credentials, Identity, LoginOrigin, Password, PasswordCheck, SignedRequest
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
 from martlet.testing.peers import serving
@@ -51,8 +51,14 @@ def signed(name: str, key: str, content: bytes = b"T0body") -> SignedRequest:
 
 def is_refused(plugin: UsersPlugin, broker: Broker, credentials: Credentials) -> str:
     [authenticate] = plugin.martlet_authenticators(broker)
+
+    def prove() -> None:
+        answer = authenticate(credentials, LoginOrigin())
+        assert isinstance(answer, PasswordCheck)
+        answer.check()
+
     with pytest.raises(Refused) as caught:
-        authenticate(credentials)
+        prove()
     assert caught.value.reason is Reason.CREDENTIALS
     return str(caught.value)
 
@@ -63,10 +69,10 @@ async def test_each_kind_of_credentials_proves_a_user(tmp_path: Path) -> None:
         install(plugin, running.broker)
         asked = running.broker.authentication
         shop = Identity("shop")
-        assert await asked.authenticate_password(Password("shop", b"open sesame")) == shop
-        assert asked.authenticate(signed("shop", "shop's key")) == shop
-        assert asked.authenticate(Certificate("shop", (), b"")) == shop
-        assert asked.authenticate(Certificate("robot", (), b"")) == Identity()
+        assert await asked.authenticate_password(Password("shop", b"open sesame"), LoginOrigin()) == shop
+        assert asked.authenticate(signed("shop", "shop's key"), LoginOrigin()) == shop
+        assert asked.authenticate(Certificate("shop", (), b""), LoginOrigin()) == shop
+        assert asked.authenticate(Certificate("robot", (), b""), LoginOrigin()) == Identity()
 
 
 async def test_what_is_wrong_is_refused_without_saying_what(tmp_path: Path) -> None:
@@ -141,7 +147,10 @@ def test_the_command_prints_a_hash_that_fits(
     assert command.run(parser.parse_args([])) == 0
     stored = capsys.readouterr().out.strip()
     plugin = users(tmp_path, f'[users.a]\npassword = "{stored}"')
-    assert plugin.users.authenticate(Password("a", b"secret")) == Identity("a")
+    answer = plugin.users.authenticate(Password("a", b"secret"), LoginOrigin())
+    assert isinstance(answer, PasswordCheck)
+    answer.check()
+    assert answer.identity == Identity("a")
 
 
 def test_the_first_hash_needs_no_file_and_a_broker_does(tmp_path: Path) -> None:

@@ -86,11 +86,12 @@ REQUESTS_A_TURN: Final = 512
 class RemotingHandler:
     """Handles the commands of one connection in order; answers may be sent in another order."""
 
-    __slots__ = ("_authentication", "_table", "_taken", "context")
+    __slots__ = ("_authentication", "_login", "_table", "_taken", "context")
 
     def __init__(self, state: RemotingState, peer: Peer, connection: RemotingConnection, *, fast: bool = False) -> None:
         self.context = RequestContext(state, peer, fast=fast)
         self._authentication = state.broker.authentication if state.broker.authentication.authenticators else None
+        self._login = peer.login_origin()
         self._table = FAST_TABLE if fast else TABLE
         self._taken = 0  # requests in runs since other connections had their turn
         connection.waiting = self.context
@@ -119,7 +120,7 @@ class RemotingHandler:
         authentication = self._authentication
         try:
             if authentication is not None and (signed := signed_request(event)) is not None:
-                event.identity = authentication.authenticate(signed)
+                event.identity = authentication.authenticate(signed, self._login)
             handle = self._table.get(event.code)
             if handle is None:
                 raise Declined(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, unsupported_text(event.code))

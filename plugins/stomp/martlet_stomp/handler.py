@@ -169,13 +169,20 @@ class StompHandler:
         check_user_name(connect.login or "")
         if needs_password_check(self._context.broker.authentication, connect, self._peer.identity):
             return self._check_password(connect)
+        try:
+            self._peer.identity = self._context.broker.authentication.identify(
+                self._peer.identity, self._peer.login_origin()
+            )
+        except Refused as refused:
+            raise StompError(str(refused)) from refused
         self._open(connect)
         return None
 
     async def _check_password(self, connect: Connect) -> None:
         credentials = Password(connect.login or "", (connect.passcode or "").encode())
         try:
-            self._peer.identity = await self._context.broker.authentication.authenticate_password(credentials)
+            authentication, origin = self._context.broker.authentication, self._peer.login_origin()
+            self._peer.identity = await authentication.authenticate_password(credentials, origin)
         except Refused as refused:
             raise StompError(str(refused)) from refused
         self._open(connect)

@@ -79,10 +79,13 @@ class Handshake:
                 raise MqttError(text, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
             method = connect.properties.text(Property.AUTHENTICATION_METHOD)
             if method is not None:
-                self._login = EnhancedLogin(broker.authentication, connect, method)
+                origin = self._peer.login_origin(connect.client_id)
+                self._login = EnhancedLogin(broker.authentication, connect, method, origin)
                 return self._prove_in_turn(self._login, connect.properties)
             if needs_password_check(broker.authentication, connect, self._peer.identity):
                 return self._check_password()
+            origin = self._peer.login_origin(connect.client_id)
+            self._peer.identity = broker.authentication.identify(self._peer.identity, origin)
             if not broker.sessions.is_settled(PROTOCOL, connect.client_id):
                 return self._open_when_settled()
             rest = self._open()
@@ -92,7 +95,8 @@ class Handshake:
         connect = self._connect
         with self._turning_away():
             credentials = Password(connect.user_name or "", connect.password or b"")
-            self._peer.identity = await self._context.broker.authentication.authenticate_password(credentials)
+            authentication, origin = self._context.broker.authentication, self._peer.login_origin(connect.client_id)
+            self._peer.identity = await authentication.authenticate_password(credentials, origin)
         await self._open_when_settled()
 
     def authenticate_more(self, packet: Auth) -> Awaitable[None] | None:

@@ -3,7 +3,7 @@
 from typing import Final, final
 
 from martlet.access import Authentication
-from martlet.contracts import Exchange, Identity, Proved
+from martlet.contracts import Exchange, Identity, LoginOrigin, Proved
 from martlet.errors import Reason, Refused
 from martlet_mqtt.wire.codec import encode_packet
 from martlet_mqtt.wire.codes import V5, ReasonCode
@@ -48,13 +48,14 @@ class EnhancedLogin:
     User name and password are ignored. ``final`` has the method and the broker's last authentication data.
     """
 
-    __slots__ = ("_authentication", "_connect", "_exchange", "_is_asking", "_steps", "final", "method")
+    __slots__ = ("_authentication", "_connect", "_exchange", "_is_asking", "_origin", "_steps", "final", "method")
 
-    def __init__(self, authentication: Authentication, connect: Connect, method: str) -> None:
+    def __init__(self, authentication: Authentication, connect: Connect, method: str, origin: LoginOrigin) -> None:
         self.method = method
         self.final = Properties({})
         self._authentication = authentication
         self._connect = connect
+        self._origin = origin
         self._exchange: Exchange | None = None
         self._is_asking = False
         self._steps = 0
@@ -93,7 +94,7 @@ class EnhancedLogin:
             raise MqttError(f"authentication takes more than {STEPS_MAX} steps", ReasonCode.NOT_AUTHORIZED)
         self._is_asking = True
         data = properties.data(Property.AUTHENTICATION_DATA) or b""
-        result = await self._authentication.proceed(self._exchange, data)
+        result = await self._authentication.proceed(self._exchange, data, self._origin)
         self._is_asking = False
         self.final = self._with(result.data)
         if isinstance(result, Proved):

@@ -270,9 +270,11 @@ class RequestContext:
         return self._signed_gate
 
     def connection_gate(self) -> Gate:
-        """Return the gate of the connection's own identity."""
+        """Return the gate of the connection's own identity. Raises `Refused` if it must prove one."""
         if self.own_gate is None:
-            self.own_gate = self.state.broker.gate(self.peer.identity)
+            broker, peer = self.state.broker, self.peer
+            peer.identity = broker.authentication.identify(peer.identity, peer.login_origin())
+            self.own_gate = broker.gate(peer.identity)
         return self.own_gate
 
     def complain(self, code: int, error: MartletError) -> None:
