@@ -471,12 +471,13 @@ async def test_an_authenticator_sees_where_a_client_without_credentials_comes_fr
                 raise Refused(Reason.CREDENTIALS, "log in")
 
         asked.authenticators = (only_here,)
-        here, there = LoginOrigin("127.0.0.1", "mqtt"), LoginOrigin("10.0.0.1", "mqtt")
-        assert asked.identify(ANONYMOUS, here) == ANONYMOUS
-        assert asked.identify(ANN, there) == ANN, "its certificate says who it is"
+        here, there = RecordingPeer(), RecordingPeer(address="10.0.0.1:2")
+        assert asked.identify(here, "c") == ANONYMOUS
         with pytest.raises(Refused, match="log in"):
-            asked.identify(ANONYMOUS, there)
-        assert seen == [(Nobody(), here), (Nobody(), there)]
+            asked.identify(there)
+        there.identity = ANN  # its certificate says so
+        assert asked.identify(there) == ANN
+        assert seen == [(Nobody(), here.login_origin("c")), (Nobody(), there.login_origin())]
 
 
 def test_secrets_are_not_shown() -> None:

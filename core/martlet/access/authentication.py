@@ -27,6 +27,7 @@ from martlet.contracts import (
     Nobody,
     Password,
     PasswordCheck,
+    Peer,
     Proved,
     SignedRequest,
 )
@@ -75,15 +76,15 @@ class Authentication:
             self.refused += 1
             raise
 
-    def identify(self, proved: Identity, origin: LoginOrigin) -> Identity:
-        """Return who a client without credentials is: *proved*, as its certificate says, or an anonymous client.
+    def identify(self, peer: Peer, client_id: str = "") -> Identity:
+        """Return the identity of a client without credentials: that of its certificate, or an anonymous one.
 
         Raises:
           Refused: an authenticator lets no anonymous client in (Reason.CREDENTIALS).
         """
-        if proved.name or not self.authenticators:
-            return proved
-        return self.authenticate(Nobody(), origin)
+        if not self.authenticators or peer.identity.name:
+            return peer.identity
+        return self.authenticate(Nobody(), peer.login_origin(client_id))
 
     async def authenticate_password(self, password: Password, origin: LoginOrigin) -> Identity:
         """Return the identity that *password* proves; a slow check waits for a worker thread.

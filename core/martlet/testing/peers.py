@@ -201,7 +201,7 @@ def memory_transport(capacity: int = PIPE_BYTES) -> tuple[MemoryPeer, MemoryWire
 class RecordingPeer(Struct, dict=True):
     """A `Peer` without a connection, which records a handler's calls."""
 
-    address: str = "memory:1"
+    address: str = "127.0.0.1:1"
     host: bytes = pack_host("127.0.0.1", 1)
     identity: Identity = field(default_factory=Identity)
     sent: bytearray = field(default_factory=bytearray)
@@ -214,7 +214,7 @@ class RecordingPeer(Struct, dict=True):
     client: str = ""
 
     def login_origin(self, client_id: str = "") -> LoginOrigin:
-        return LoginOrigin("127.0.0.1", "memory", client_id=client_id)
+        return LoginOrigin(self.address.rpartition(":")[0], "memory", client_id=client_id)
 
     def introduce(self, client: str, details: str = "") -> None:
         self.client = self.client or client

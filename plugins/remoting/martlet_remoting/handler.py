@@ -10,7 +10,7 @@ from typing import Final, final
 
 import trio
 
-from martlet.contracts import Buffer, Peer, SignedRequest
+from martlet.contracts import Buffer, LoginOrigin, Peer, SignedRequest
 from martlet.errors import MartletError, NotReady, Refused
 from martlet.runtime.steps import resume
 from martlet_remoting.handlers import (
@@ -80,6 +80,7 @@ FRAMES: Final = (bytes, list)
 # Requests in runs after which other connections have their turn: a request takes 4 to 12 us, and one read can have
 # 2,000. With this limit a turn of the event loop takes 3 to 6 ms.
 REQUESTS_A_TURN: Final = 512
+NO_LOGIN: Final = LoginOrigin()
 
 
 @final
@@ -91,7 +92,7 @@ class RemotingHandler:
     def __init__(self, state: RemotingState, peer: Peer, connection: RemotingConnection, *, fast: bool = False) -> None:
         self.context = RequestContext(state, peer, fast=fast)
         self._authentication = state.broker.authentication if state.broker.authentication.authenticators else None
-        self._login = peer.login_origin()
+        self._login = peer.login_origin() if self._authentication is not None else NO_LOGIN
         self._table = FAST_TABLE if fast else TABLE
         self._taken = 0  # requests in runs since other connections had their turn
         connection.waiting = self.context

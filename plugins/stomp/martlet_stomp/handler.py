@@ -170,9 +170,7 @@ class StompHandler:
         if needs_password_check(self._context.broker.authentication, connect, self._peer.identity):
             return self._check_password(connect)
         try:
-            self._peer.identity = self._context.broker.authentication.identify(
-                self._peer.identity, self._peer.login_origin()
-            )
+            self._peer.identity = self._context.broker.authentication.identify(self._peer)
         except Refused as refused:
             raise StompError(str(refused)) from refused
         self._open(connect)

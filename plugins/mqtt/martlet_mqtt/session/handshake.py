@@ -84,8 +84,7 @@ class Handshake:
                 return self._prove_in_turn(self._login, connect.properties)
             if needs_password_check(broker.authentication, connect, self._peer.identity):
                 return self._check_password()
-            origin = self._peer.login_origin(connect.client_id)
-            self._peer.identity = broker.authentication.identify(self._peer.identity, origin)
+            self._peer.identity = broker.authentication.identify(self._peer, connect.client_id)
             if not broker.sessions.is_settled(PROTOCOL, connect.client_id):
                 return self._open_when_settled()
             rest = self._open()

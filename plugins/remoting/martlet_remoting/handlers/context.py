@@ -273,7 +273,7 @@ class RequestContext:
         """Return the gate of the connection's own identity. Raises `Refused` if it must prove one."""
         if self.own_gate is None:
             broker, peer = self.state.broker, self.peer
-            peer.identity = broker.authentication.identify(peer.identity, peer.login_origin())
+            peer.identity = broker.authentication.identify(peer)
             self.own_gate = broker.gate(peer.identity)
         return self.own_gate
 
