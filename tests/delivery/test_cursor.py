@@ -190,7 +190,7 @@ async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypat
         add(routes, topic_filter, subscriber, value)
 
     monkeypatch.setattr(RouteCache, "add", counted)
-    for kind, step in ((Sweeps, "_take_along"), (Feed, "_join_some")):
+    for kind, step in ((Sweeps, "_add_near_cursors"), (Feed, "_join_cursors")):
         original = getattr(kind, step)
 
         def noted(owner: object, each: Sweep, original: Callable[[object, Sweep], object] = original) -> object:
@@ -865,7 +865,7 @@ async def test_a_sweep_that_must_begin_too_early_brings_what_comes_later(monkeyp
             raise BlockDamaged(queue)
         return positions.index(position) // 2
 
-    monkeypatch.setattr(sweep, "_search", damaged)
+    monkeypatch.setattr(sweep, "_search_offset", damaged)
     async with broker_in_memory(disk, flush="sync", segment_bytes=1 << 22) as broker:
         client = Client(feed_of(broker, 2), "#", position=positions[300])
         assert client.cursor.position == positions[300]
@@ -897,9 +897,9 @@ async def test_a_filter_begins_though_nothing_comes_that_it_matches() -> None:
         client = Client(feed, "a")
         send(broker, "x", "other", topic="u")
         client.cursor.add_filter("b")
-        assert set(broker.cursors._beginning) == {feed}
+        assert set(broker.cursors._with_later_filters) == {feed}
         await settle(broker)
-        assert (client.cursor.begins, broker.cursors._beginning) == (None, {})
+        assert (client.cursor.begins, broker.cursors._with_later_filters) == (None, {})
 
 
 async def test_a_filter_begins_where_the_log_goes_on_after_a_failed_commit() -> None:

@@ -21,7 +21,7 @@ def tree() -> FilterTree[int]:
 def find(found: FilterTree[int], name: str) -> list[Stored[int]]:
     walk = found.begin(name)
     assert found.go_on(walk)
-    return walk.found
+    return walk.tables
 
 
 def table_of(stored: Stored[int]) -> dict[int, object]:
@@ -125,7 +125,7 @@ def test_a_walk_finds_what_stays_once_while_filters_come_and_go(
             change(levels, has_rest, is_added)
             stayed &= current
             seen |= current
-    values = Counter(value for stored in walk.found for value in table_of(stored).values())
+    values = Counter(value for stored in walk.tables for value in table_of(stored).values())
     assert set(values) >= {each for each in stayed if matches(each, name)}
     assert set(values) <= {each for each in seen if matches(each, name)}
     assert set(values.values()) <= {1}

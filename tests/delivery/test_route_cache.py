@@ -167,17 +167,17 @@ def test_a_storm_of_connecting_devices_leaves_other_routes_cached() -> None:
     names = [f"devices/{number}/state" for number in range(100)]
     for name in names:
         routes.route(name)
-    found = routes.found
+    found = routes.routes_found
     for number in range(1000, 3000):
         routes.add(f"devices/{number}/commands/#", f"device{number}")
         routes.add(f"devices/{number}/config", f"device{number}")
     for name in names:
         assert set(routes.route(name).grants) == {"dashboard"}
-    assert routes.found == found
+    assert routes.routes_found == found
     routes.add("devices/7/#", "late")
     for name in names:
         routes.route(name)
-    assert routes.found == found + 1
+    assert routes.routes_found == found + 1
     assert set(routes.route("devices/7/state").grants) == {"dashboard", "late"}
 
 
@@ -188,7 +188,7 @@ def test_cached_names_are_bounded() -> None:
         assert set(routes.route(f"a/{number}").grants) == {"s"}
         assert len(routes._cached) <= 50
         assert len(routes._stamps) <= 150
-        assert len(routes._equal) <= 50
+        assert len(routes._route_by_key) <= 50
 
 
 def test_names_of_many_levels_have_few_stamps() -> None:
@@ -236,14 +236,14 @@ def test_dropped_routes_are_freed_a_few_at_a_time() -> None:
     for number in range(1000):
         routes.route(f"a/{number}")
     routes.forget_routes()
-    before = sum(map(len, routes._dropped))
+    before = sum(map(len, routes._tables_to_free))
     assert before > 1000
     for number in range(before):
         routes.route(f"b/{number}")
-        now = sum(map(len, routes._dropped))
+        now = sum(map(len, routes._tables_to_free))
         assert before - now <= FREED_AT_ONCE
         before = now
-    assert not routes._dropped
+    assert not routes._tables_to_free
 
 
 def combined(routes: RouteCache[int], name: str) -> dict[int, list[Hashable]]:

@@ -124,13 +124,13 @@ async def test_more_names_than_are_worth_it_are_found_by_reading_everything(monk
         assert feed.catch_up.viewed == COUNT + 3 * COUNT // 10
         assert all(each.take() == [str(number) for number in range(at, COUNT, 10)] for at, each in enumerate(clients))
         Client(feed, *(f"n{number}" for number in range(4)), position=0).cursor.close()
-        assert (feed.catch_up._names, feed.catch_up._names_count) == ({}, 0)
+        assert (feed.catch_up._name_counts, feed.catch_up._name_total) == ({}, 0)
 
 
 async def test_sweeps_that_meet_go_on_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         feed, positions = feed_of(broker), await filled(broker)
-        monkeypatch.setattr(broker.cursors, "ring", lambda feed: None)
+        monkeypatch.setattr(broker.cursors, "find_sweep", lambda feed: None)
         far, near = Client(feed, "#", position=0), Client(feed, "#", "n0", position=positions[-100])
         behind, ahead = sorted(feed.catch_up.plan(), key=lambda each: each.swept_to)
         for each in (behind, ahead, ahead, ahead):
@@ -261,4 +261,4 @@ async def test_cursors_beyond_the_readable_end_need_one_sweep() -> None:
             client.cursor.close()
             client.cursor.move_to(CursorPlace.BEHIND, 5000 * (number + 1))
             planned.waiting.add(client.cursor)
-        assert planned._starts(1000) == [5000]
+        assert planned._new_sweep_starts(1000) == [5000]

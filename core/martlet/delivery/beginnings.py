@@ -50,8 +50,8 @@ class Beginnings:
         filters = iter(cursor.filters)
         for topic_filter in islice(filters, FILTERS_A_SLICE):
             self.add(cursor, topic_filter, reached)
-        if rest := list(filters):
-            self._push(max(cursor.start, reached), cursor, rest)
+        if remaining := list(filters):
+            self._push(max(cursor.start, reached), cursor, remaining)
 
     def add(self, cursor: Cursor, topic_filter: str, reached: int) -> None:
         """As `enter`, for one filter."""
@@ -67,7 +67,7 @@ class Beginnings:
         self.first = self._heap[0][0]
 
     def _begin(self, cursor: Cursor, topic_filter: str) -> None:
-        cursor.has_begun(topic_filter)
+        cursor.note_begun(topic_filter)
         self._routes.add(topic_filter, cursor, cursor.filters[topic_filter])
 
     def begin(self, position: int) -> bool:
@@ -83,7 +83,7 @@ class Beginnings:
         self.first = heap[0][0] if heap else NEVER
         return self.first > position
 
-    def undone(self, position: int) -> None:
+    def note_log_cut(self, position: int) -> None:
         """Note that the log was cut at *position*: filters with later begins now begin there."""
         self._heap = [(min(at, position), number, cursor, filters) for at, number, cursor, filters in self._heap]
         heapify(self._heap)

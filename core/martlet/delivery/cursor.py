@@ -183,8 +183,8 @@ class Cursor:
         while self._pending and budget_bytes > 0 and messages_max > 0:
             run, grants = self._pending.popleft()
             if run.count > messages_max:
-                run, rest = run.split(messages_max)
-                self._pending.appendleft((rest, grants))
+                run, remaining_run = run.split(messages_max)
+                self._pending.appendleft((remaining_run, grants))
             size = len(run.data)
             budget_bytes -= size
             messages_max -= run.count
@@ -246,9 +246,9 @@ class Cursor:
             return size > self._pending_bytes_max
         return size > self._pending_bytes_max or self._feed.pending_bytes > PENDING_BYTES_ALL
 
-    def _count_pending(self, more: int) -> None:
-        self._pending_bytes += more
-        self._feed.pending_bytes += more
+    def _count_pending(self, added_bytes: int) -> None:
+        self._pending_bytes += added_bytes
+        self._feed.pending_bytes += added_bytes
 
     def _drop_pending(self) -> None:
         self._pending.clear()
@@ -277,7 +277,7 @@ class Cursor:
             self.begins = {}
         self.begins[topic_filter] = position
 
-    def has_begun(self, topic_filter: str) -> None:
+    def note_begun(self, topic_filter: str) -> None:
         """Note that a filter delivers messages now; they are after the pending ones."""
         pending = self._pending
         if self.begins is not None and not (pending and pending[0][0].position < self.begins.get(topic_filter, 0)):
@@ -290,11 +290,11 @@ class Cursor:
             if not self.begins:
                 self.begins = None
 
-    def undone(self, position: int) -> None:
+    def note_log_cut(self, position: int) -> None:
         """Note that the log was cut at *position*: records appended there are new to the cursor."""
         self._position = min(self._position, position)
         if self.begins is not None:
-            self.begins = {each: min(begin, position) for each, begin in self.begins.items()}
+            self.begins = {topic_filter: min(begin, position) for topic_filter, begin in self.begins.items()}
 
     def restart(self, position: int) -> None:
         """Continue from *position*, after the feed has removed the cursor from a sweep or the tail."""

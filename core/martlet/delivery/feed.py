@@ -63,19 +63,20 @@ class Feed:
         self._beginnings = Beginnings(self._tail, lambda cursor: cursor.place is CursorPlace.TAIL)
         self._make_routes = make_routes
         self._is_name = is_name
-        self._prepare(self._tail)
-        self.catch_up = CatchUpReader(owner.store, owner.departures, self._trie_of_sweep)  # for cursors behind the tail
+        self._set_permissions(self._tail)
+        # For cursors behind the tail.
+        self.catch_up = CatchUpReader(owner.store, owner.departures, self._make_sweep_routes)
         self._cursors: dict[Cursor, None] = {}
 
-    def _prepare(self, routes: RouteCache[Cursor]) -> None:
+    def _set_permissions(self, routes: RouteCache[Cursor]) -> None:
         owner = self._owner
         routes.permits = _may_read
         routes.asks = lambda: owner.asks()  # the owner sets its `asks` later
         routes.is_name = self._is_name
 
-    def _trie_of_sweep(self) -> RouteCache[Cursor]:
+    def _make_sweep_routes(self) -> RouteCache[Cursor]:
         routes = self._make_routes()
-        self._prepare(routes)
+        self._set_permissions(routes)
         routes.routes_bytes_max = SWEEP_ROUTES_BYTES
         return routes
 
@@ -200,7 +201,7 @@ class Feed:
             return
         cursor.move_to(CursorPlace.BEHIND, 0)
         self.catch_up.add(cursor)
-        self._owner.ring(self)
+        self._owner.find_sweep(self)
 
     def go_back(self, cursor: Cursor, position: int) -> None:
         """Sweep *cursor* again from *position* on."""
@@ -237,7 +238,7 @@ class Feed:
         cursor.filters[topic_filter] = value
         if cursor.place is CursorPlace.TAIL:
             self._beginnings.add(cursor, topic_filter, self.tail_position())
-            self._begin_soon()
+            self._schedule_filters()
         elif cursor.sweep is not None:
             cursor.sweep.add_filter(cursor, topic_filter)
 
@@ -262,39 +263,39 @@ class Feed:
         cursor.move_to(CursorPlace.TAIL, position)
         self._owner.departures.come_back(self._tail, cursor)
         self._beginnings.enter(cursor, self.tail_position())
-        self._begin_soon()
+        self._schedule_filters()
 
     # filters that begin later
 
-    def _begin_soon(self) -> None:
+    def _schedule_filters(self) -> None:
         if self._beginnings:
-            self._owner.begin_soon(self)
+            self._owner.begin_filters_later(self)
             if self._beginnings.first <= self.tail_position():
-                self._owner.begin_now(self)
+                self._owner.begin_filters_soon(self)
 
-    def begin_due(self) -> bool:
+    def begin_due_filters(self) -> bool:
         """Let filters begin whose positions the tail has reached, in slices; return whether none of them is left."""
         return self._beginnings.begin(self.tail_position())
 
     @property
-    def begins_later(self) -> bool:
+    def has_later_filters(self) -> bool:
         """Whether filters begin later."""
         return bool(self._beginnings)
 
-    def undone(self, position: int) -> None:
+    def note_log_cut(self, position: int) -> None:
         """Note that the log was cut at *position*."""
-        self._beginnings.undone(position)
+        self._beginnings.note_log_cut(position)
         for cursor in self._cursors:
-            cursor.undone(position)
+            cursor.note_log_cut(position)
 
     # the sweep
 
     async def go_on(self, sweep: Sweep) -> None:
         """Do one slice of *sweep*, and move cursors to the tail when it is reached."""
         if await self.catch_up.go_on(sweep):
-            self._join_some(sweep)
+            self._join_cursors(sweep)
 
-    def _join_some(self, sweep: Sweep) -> None:
+    def _join_cursors(self, sweep: Sweep) -> None:
         """Move some cursors to the tail, in the turn in which *sweep* reached it; the others follow later."""
         for cursor in slice_of(sweep.cursors)[0]:
             self._withdraw(cursor)
@@ -319,15 +320,15 @@ class Cursors:
         self._topics = topics
         self._tails = tails
         self._feeds: dict[Feed, None] = {}
-        self._calling: dict[Feed, None] = {}  # feeds with cursors that wait for a sweep
+        self._with_waiting: dict[Feed, None] = {}  # feeds with cursors that wait for a sweep
         self._turns: SweepTurns[tuple[Feed, Sweep]] = SweepTurns()
-        self._asking: list[Cursor] = []  # cursors to wake, because the rules have changed
-        self._beginning: dict[Feed, None] = {}  # feeds with filters that begin later
-        self._entering: dict[Feed, None] = {}  # feeds with many filters that begin now
-        self.departures = Departures(self._ring)
-        self._rung = trio.Event()
-        store.readable_end.on_moved.append(self._begin_due)
-        store.committer.on_undone.append(self._undone)
+        self._to_recheck: list[Cursor] = []  # cursors to wake, because the rules have changed
+        self._with_later_filters: dict[Feed, None] = {}  # feeds with filters that begin later
+        self._with_due_filters: dict[Feed, None] = {}  # feeds with many filters that begin now
+        self.departures = Departures(self._wake_run)
+        self._work = trio.Event()
+        store.readable_end.on_moved.append(self._begin_due_filters)
+        store.committer.on_undone.append(self._note_log_cut)
 
     def open(
         self,
@@ -369,8 +370,8 @@ class Cursors:
         """Drop all cached routes and have each cursor check its filters, because permissions have changed."""
         for feed in self._feeds:
             feed.forget_routes()
-        self._asking = [cursor for feed in self._feeds for cursor in feed.cursors()]
-        self._rung.set()
+        self._to_recheck = [cursor for feed in self._feeds for cursor in feed.cursors()]
+        self._work.set()
 
     def reader(self, topics: Sequence[str], *, early: bool) -> TailReader:
         """Return the tail reader of *topics*, of which some may be deleted. Raises `Refused` if one is not readable."""
@@ -382,46 +383,50 @@ class Cursors:
     def forget(self, feed: Feed) -> None:
         """Remove *feed*, which was closed."""
         self._feeds.pop(feed, None)
-        self._calling.pop(feed, None)
-        self._beginning.pop(feed, None)
+        self._with_waiting.pop(feed, None)
+        self._with_later_filters.pop(feed, None)
 
-    def begin_soon(self, feed: Feed) -> None:
+    def begin_filters_later(self, feed: Feed) -> None:
         """Let filters of *feed* begin once the log is readable up to their positions."""
-        self._beginning[feed] = None
+        self._with_later_filters[feed] = None
 
-    def _begin_due(self) -> None:
-        for feed in list(self._beginning):
-            if not feed.begin_due():
-                self.begin_now(feed)
-            if not feed.begins_later:
-                del self._beginning[feed]
+    def _begin_due_filters(self) -> None:
+        for feed in list(self._with_later_filters):
+            if not feed.begin_due_filters():
+                self.begin_filters_soon(feed)
+            if not feed.has_later_filters:
+                del self._with_later_filters[feed]
 
-    def begin_now(self, feed: Feed) -> None:
+    def begin_filters_soon(self, feed: Feed) -> None:
         """Let filters of *feed* that begin at the tail do so in the next turns of the event loop."""
-        self._entering[feed] = None
-        self._ring()
+        self._with_due_filters[feed] = None
+        self._wake_run()
 
-    def _undone(self, position: int) -> None:
+    def _note_log_cut(self, position: int) -> None:
         for feed in self._feeds:
-            feed.undone(position)
+            feed.note_log_cut(position)
 
-    def ring(self, feed: Feed) -> None:
+    def find_sweep(self, feed: Feed) -> None:
         """Find a sweep for a cursor of *feed* that is behind."""
-        self._calling[feed] = None
-        self._rung.set()
+        self._with_waiting[feed] = None
+        self._work.set()
 
-    def _ring(self) -> None:
-        self._rung.set()
+    def _wake_run(self) -> None:
+        self._work.set()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._with_waiting or self._turns or self._to_recheck or self._with_due_filters or self.departures)
 
     async def run(self) -> None:
         """Sweep until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                await self._rung.wait()
-                self._rung = trio.Event()
-                while self._calling or self._turns or self._asking or self._entering or self.departures:
-                    self._wake_some()
-                    self._let_enter()
+                await self._work.wait()
+                self._work = trio.Event()
+                while self._has_work:
+                    self._wake_to_recheck()
+                    self._begin_filters()
                     self.departures.go_on()
                     await trio.lowlevel.checkpoint()
                     await self.sweep(nursery)
@@ -429,7 +434,7 @@ class Cursors:
 
     async def sweep(self, nursery: trio.Nursery) -> None:
         """Do one slice of the sweep whose turn it is; after a failure, the sweep waits, in *nursery*."""
-        self._plan()
+        self._begin_sweeps()
         if not self._turns:
             return
         feed, sweep = self._turns.take()
@@ -444,33 +449,33 @@ class Cursors:
         if not sweep.is_over:
             self._queue(feed, sweep)
         if feed.catch_up.has_waiting:
-            self.ring(feed)
+            self.find_sweep(feed)
 
-    def _plan(self) -> None:
+    def _begin_sweeps(self) -> None:
         """Begin sweeps for the cursors that need one."""
-        calling, self._calling = self._calling, {}
-        for feed in calling:
+        with_waiting, self._with_waiting = self._with_waiting, {}
+        for feed in with_waiting:
             for sweep in feed.catch_up.plan():
                 self._queue(feed, sweep)
 
     def _queue(self, feed: Feed, sweep: Sweep) -> None:
         self._turns.add((feed, sweep), distance_class(self.store.readable - sweep.swept_to))
-        self._rung.set()
+        self._work.set()
 
     async def _retry(self, feed: Feed, sweep: Sweep) -> None:
         await trio.sleep(READ_AGAIN_S)
         self._queue(feed, sweep)
 
-    def _wake_some(self) -> None:
-        for cursor in self._asking[:CURSORS_A_SLICE]:
+    def _wake_to_recheck(self) -> None:
+        for cursor in self._to_recheck[:CURSORS_A_SLICE]:
             if cursor.place is not CursorPlace.CLOSED:
                 cursor.wake()
-        del self._asking[:CURSORS_A_SLICE]
+        del self._to_recheck[:CURSORS_A_SLICE]
 
-    def _let_enter(self) -> None:
-        for feed in list(self._entering):
-            if feed.begin_due():
-                del self._entering[feed]
+    def _begin_filters(self) -> None:
+        for feed in list(self._with_due_filters):
+            if feed.begin_due_filters():
+                del self._with_due_filters[feed]
 
     def statistics(self) -> dict[str, object]:
         feeds = self._feeds

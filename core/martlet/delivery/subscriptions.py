@@ -95,46 +95,46 @@ class Delivery:
     @property
     def frames(self) -> list[bytes]:
         """The frame of each message, for protocols that put bytes before each."""
-        at = self._batch.index(self.first)
-        return self._batch.frames[at : at + self.count]
+        index = self._batch.index(self.first)
+        return self._batch.frames[index : index + self.count]
 
     @property
     def size(self) -> int:
         """The size of all frames."""
-        at = self._batch.index(self.first)
-        return self._batch.ends[at + self.count - 1] - (self._batch.ends[at - 1] if at else 0)
+        index = self._batch.index(self.first)
+        return self._batch.ends[index + self.count - 1] - (self._batch.ends[index - 1] if index else 0)
 
     @property
     def offsets(self) -> Sequence[int]:
         """The offset of each message."""
-        at = self._batch.index(self.first)
-        return self._batch.offsets[at : at + self.count]
+        index = self._batch.index(self.first)
+        return self._batch.offsets[index : index + self.count]
 
     @property
     def positions(self) -> Sequence[int]:
         """The log position of each message."""
-        at = self._batch.index(self.first)
-        return self._batch.positions[at : at + self.count]
+        index = self._batch.index(self.first)
+        return self._batch.positions[index : index + self.count]
 
     @property
     def ends(self) -> list[int]:
         """The end of each message's frame in ``data``."""
-        at = self._batch.index(self.first)
-        begin = self._batch.ends[at - 1] if at else 0
-        return [end - begin for end in self._batch.ends[at : at + self.count]]
+        index = self._batch.index(self.first)
+        begin = self._batch.ends[index - 1] if index else 0
+        return [end - begin for end in self._batch.ends[index : index + self.count]]
 
 
 @final
 class _QueueReading:
     """The reading state of one queue of one subscription."""
 
-    __slots__ = ("cursor", "due", "queue", "tail")
+    __slots__ = ("cursor", "may_have_more", "queue", "tail")
 
     def __init__(self, queue: Queue, cursor: int, tail: SharedTail) -> None:
         self.queue = queue
         self.cursor = cursor
         self.tail = tail
-        self.due = False
+        self.may_have_more = False
 
 
 @final
@@ -147,7 +147,6 @@ class TopicSubscription:
     """
 
     __slots__ = (
-        "_due",
         "_failure",
         "_owner",
         "_permit",
@@ -155,6 +154,7 @@ class TopicSubscription:
         "_readings",
         "_start",
         "_tail",
+        "_to_read",
         "closed",
         "credit",
         "encoding",
@@ -186,9 +186,9 @@ class TopicSubscription:
         self.gone = False
         self.closed = False
         self._readings: dict[int, _QueueReading] = {}
-        self._due: deque[_QueueReading] = deque()
+        self._to_read: deque[_QueueReading] = deque()
         self._tail = owner.tails.of(topic)
-        self._reader = QueueReader(owner.store.readers, self._was_read, 1)
+        self._reader = QueueReader(owner.store.readers, self._wake_peer, 1)
         self._failure: Refused | None = None
 
     def cursor(self, queue_id: int) -> int:
@@ -199,7 +199,7 @@ class TopicSubscription:
     def add_credit(self, count: int) -> None:
         """Allow *count* more messages, and wake the peer if some are waiting."""
         self.credit += count
-        if self._due and self.credit > 0:
+        if self._to_read and self.credit > 0:
             self.peer.wake()
 
     def collect(self, budget_bytes: int) -> list[Delivery]:
@@ -216,10 +216,10 @@ class TopicSubscription:
         if self._failure is not None:
             raise self._failure
         deliveries: list[Delivery] = []
-        due = self._due
-        fruitless, messages_left = 0, MESSAGES_A_COLLECT
-        while fruitless < len(due) and self.credit > 0 and budget_bytes > 0 and messages_left > 0:
-            reading = due.popleft()
+        to_read = self._to_read
+        empty_reads, messages_left = 0, MESSAGES_A_COLLECT
+        while empty_reads < len(to_read) and self.credit > 0 and budget_bytes > 0 and messages_left > 0:
+            reading = to_read.popleft()
             try:
                 delivery = self._read_queue(reading, budget_bytes)
             except Refused as refused:
@@ -228,32 +228,32 @@ class TopicSubscription:
                     raise
                 self.peer.wake()
                 return deliveries
-            if reading.due:
-                due.append(reading)
-                fruitless += 1
+            if reading.may_have_more:
+                to_read.append(reading)
+                empty_reads += 1
             if delivery is not None:
                 deliveries.append(delivery)
                 self.credit -= delivery.count
                 budget_bytes -= delivery.size
                 messages_left -= delivery.count
-                fruitless = 0
-        if due and self.credit > 0 and not self._reader.must_wait:
+                empty_reads = 0
+        if to_read and self.credit > 0 and not self._reader.must_wait:
             self.peer.wake()
         return deliveries
 
-    def _was_read(self, place: Hashable) -> None:
+    def _wake_peer(self, key: Hashable) -> None:
         self.peer.wake()
 
     def arrived_at(self, queue: Queue) -> None:
         """Handle new readable records of *queue* that may be selected."""
         reading = self._readings.get(queue.queue_id)
         if reading is not None and reading.queue is queue:
-            self._make_due(reading)
+            self._queue_reading(reading)
 
-    def _make_due(self, reading: _QueueReading) -> None:
-        if not reading.due:
-            reading.due = True
-            self._due.append(reading)
+    def _queue_reading(self, reading: _QueueReading) -> None:
+        if not reading.may_have_more:
+            reading.may_have_more = True
+            self._to_read.append(reading)
         if self.credit > 0:
             self.peer.wake()
 
@@ -267,7 +267,7 @@ class TopicSubscription:
             for reading in self._readings.values():
                 self._owner.encodings.leave(reading.tail)
             self._readings.clear()
-            self._due.clear()
+            self._to_read.clear()
 
     def listen(self) -> None:
         """Wake the peer when records become readable that may be selected."""
@@ -285,24 +285,24 @@ class TopicSubscription:
         tail = self._owner.encodings.join(queue, self.encoding, self.selection)
         reading = self._readings[queue.queue_id] = _QueueReading(queue, cursor, tail)
         if cursor < queue.next_offset:
-            self._make_due(reading)
+            self._queue_reading(reading)
 
     def _read_queue(self, reading: _QueueReading, budget_bytes: int) -> Delivery | None:
-        """Advance the cursor of *reading* over the messages that fit; ``due`` tells whether more may follow."""
+        """Advance the cursor of *reading* over the messages that fit, and update ``may_have_more``."""
         reading.cursor = max(reading.cursor, reading.queue.first_offset)  # a batch in memory may have expired
         batch = reading.tail.find(reading.cursor)
         if batch is None:
-            batch = self._read(reading, budget_bytes)
+            batch = self._read_batch(reading, budget_bytes)
             if batch is None:
                 return None
         else:
             self._reader.forget(reading)
         first = reading.cursor
         count, reading.cursor = batch.span(first, self.credit, budget_bytes)
-        reading.due = reading.cursor < reading.queue.next_offset
+        reading.may_have_more = reading.cursor < reading.queue.next_offset
         return Delivery(reading.queue.queue_id, first, reading.cursor, count, batch) if count else None
 
-    def _read(self, reading: _QueueReading, budget_bytes: int) -> Batch | None:
+    def _read_batch(self, reading: _QueueReading, budget_bytes: int) -> Batch | None:
         selection, queue = self.selection, reading.queue
         count = min(self.credit, MESSAGES_A_COLLECT)
         result = self._reader.read(
@@ -314,11 +314,11 @@ class TopicSubscription:
             # At the end of the readable records; `arrived_at` is called when more follow. The cursor is only beyond the
             # end if the queue was recreated.
             reading.cursor = min(reading.cursor, queue.next_offset)
-            reading.due = False
+            reading.may_have_more = False
             return None
         if not result.count:
             reading.cursor = result.next_offset
-            reading.due = reading.cursor < queue.next_offset
+            reading.may_have_more = reading.cursor < queue.next_offset
             return None
         cut_after_costly(result)
         return reading.tail.encode(result, reading.cursor)

@@ -62,34 +62,34 @@ class TailReader:
         self._listeners = Listeners()
         self._interests: dict[Interest, Beginnings | None] = {}
         self.routing = TailRouting(tails.store, names, tails.handed_bytes_max)
-        self._unrouted: Steps[None] | None = None  # routes records that were read, if it takes several turns
+        self._routing_steps: Steps[None] | None = None  # routes records that were read, if it takes several turns
         self._topics: dict[str, Topic] = {}  # existing topics of ``names``
         for topic in topics:
             self.follow(topic)
 
     def follow(self, topic: Topic) -> None:
         """Follow the queues that *topic* has now: those of a new topic from their end, later ones as a whole."""
-        before = self._topics.get(topic.name)
-        if before is not None and before.queues is not topic.queues:
-            self._leave_topic(before)
-            before = None
-        new = before is None or not self._routed
+        known = self._topics.get(topic.name)
+        if known is not None and known.queues is not topic.queues:
+            self._leave_topic(known)
+            known = None
+        is_new = known is None or not self._routed
         self._topics[topic.name] = topic
         for queue_id in range(topic.read_queues):
             queue = topic.queue(queue_id)
             if queue not in self._routed:
-                self._routed[queue] = self.readers.end_offset(queue) if new else topic.beginning_of(queue)
+                self._routed[queue] = self.readers.end_offset(queue) if is_new else topic.beginning_of(queue)
                 self._watch(queue)
                 if queue.next_offset > self._routed[queue]:
-                    self._arrived(queue)
+                    self._note_new_records(queue)
                     self._tails.route_later(self)
 
     def leave_deleted(self, topics: Topics) -> bool:
         """Leave topics that were deleted; return whether there were any."""
-        gone = [topic for name, topic in self._topics.items() if topics.get(name) is None]
-        for topic in gone:
+        deleted = [topic for name, topic in self._topics.items() if topics.get(name) is None]
+        for topic in deleted:
             self._leave_topic(topic)
-        return bool(gone)
+        return bool(deleted)
 
     def _leave_topic(self, topic: Topic) -> None:
         del self._topics[topic.name]
@@ -100,16 +100,16 @@ class TailReader:
 
     def _watch(self, queue: Queue) -> None:
         if self.early:
-            self._store.readable_end.early.watch(queue, self._arrived)
+            self._store.readable_end.early.watch(queue, self._note_new_records)
         else:
-            watch(queue, self._arrived)
+            watch(queue, self._note_new_records)
             self._store.flusher.want_durable(queue.last_end)
 
     def _leave_queue(self, queue: Queue) -> None:
         if self.early:
-            self._store.readable_end.early.unwatch(queue, self._arrived)
+            self._store.readable_end.early.unwatch(queue, self._note_new_records)
         else:
-            unwatch(queue, self._arrived)
+            unwatch(queue, self._note_new_records)
         self._tails.wakes.forget(queue)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class TailReader:
         self._routed.clear()
         self._touched.clear()
         self.routing.clear()
-        self._unrouted = None
+        self._routing_steps = None
 
     @property
     def has_interests(self) -> bool:
@@ -133,7 +133,7 @@ class TailReader:
     @property
     def is_behind(self) -> bool:
         """Whether there are readable records that are not routed yet."""
-        return bool(self._touched) or self._unrouted is not None
+        return bool(self._touched) or self._routing_steps is not None
 
     def routed(self, queue: Queue) -> int:
         """Return the offset of *queue* from which on the attached interests are asked."""
@@ -156,7 +156,7 @@ class TailReader:
     def attach(self, interest: Interest, beginnings: Beginnings | None = None) -> None:
         """Route new records by *interest* from now on; *beginnings* has filters that join it at later positions."""
         if not self._interests:
-            self._unrouted = None
+            self._routing_steps = None
             self._touched.clear()
             for queue in self._routed:
                 self._routed[queue] = self.readers.end_offset(queue)
@@ -169,7 +169,7 @@ class TailReader:
 
     # new records
 
-    def _arrived(self, queue: Queue) -> None:
+    def _note_new_records(self, queue: Queue) -> None:
         """Handle that records of *queue* became readable."""
         start, end = self._routed[queue], self.readers.end_offset(queue)
         if self._listeners:
@@ -187,15 +187,15 @@ class TailReader:
 
     def route_near(self) -> bool:
         """Route new records that are in memory or in the page cache; return False if there are more."""
-        if self._route_some():
+        if self._continue_routing():
             return False
         readable = self.readers.readable
-        records = self._newest_single()
+        records = self._take_single_record()
         if records:
             self._begin_routing(records, readable)
             return not self.is_behind
         results: dict[Queue, ReadResult] = {}
-        for queue, start, count, size in self._ranges():
+        for queue, start, count, size in self._plan_reads():
             self.reads += 1
             result = self.readers.read_near(queue, start, count, size)
             if result is None:
@@ -206,19 +206,19 @@ class TailReader:
 
     async def route_far(self) -> None:
         """As `route_near`, but wait for the disk for other records."""
-        if self._route_some():
+        if self._continue_routing():
             return
         results: dict[Queue, ReadResult] = {}
-        readable, ranges = self.readers.readable, self._ranges()
+        readable, ranges = self.readers.readable, self._plan_reads()
         for queue, start, count, size in ranges:
             self.reads += 1
             near = self.readers.read_near(queue, start, count, size)
             results[queue] = near if near is not None else await self.readers.read_far(queue, start, count, size)
         # Another interest may have been attached meanwhile; it gets only later records.
-        wanted = {queue for queue, start, *_ in ranges if self._routed.get(queue) == start}
-        self._route_results({queue: result for queue, result in results.items() if queue in wanted}, readable)
+        unmoved = {queue for queue, start, *_ in ranges if self._routed.get(queue) == start}
+        self._route_results({queue: result for queue, result in results.items() if queue in unmoved}, readable)
 
-    def _newest_single(self) -> list[Found]:
+    def _take_single_record(self) -> list[Found]:
         """Return the new record if there is just one and it is in memory: a short cut for the latency."""
         if len(self._touched) > 1:
             return []
@@ -234,7 +234,7 @@ class TailReader:
         self._routed[queue] = offset + 1
         return [(position, data, at, end, name, queue) for position, at, end, name in names_of(data)]
 
-    def _ranges(self) -> list[tuple[Queue, int, int, int]]:
+    def _plan_reads(self) -> list[tuple[Queue, int, int, int]]:
         """Return the ranges to read in one slice: queue, first offset, and maximum numbers of messages and bytes."""
         starts = [(queue, self._routed[queue]) for queue in self._touched]
         counts = first_counts(self.readers, starts, MESSAGES_A_SLICE)
@@ -256,18 +256,18 @@ class TailReader:
             if self._routed[queue] >= self.readers.end_offset(queue):
                 del self._touched[queue]
         self.viewed += len(records)
-        self._unrouted = self._route_all(records, readable)
-        self._route_some()
+        self._routing_steps = self._route_all(records, readable)
+        self._continue_routing()
 
     # routing
 
-    def _route_some(self) -> bool:
+    def _continue_routing(self) -> bool:
         """Route a slice of the records that were read; return True if records are left."""
-        if self._unrouted is None:
+        if self._routing_steps is None:
             return False
-        if next(self._unrouted, self) is self:
-            self._unrouted = None
-        return self._unrouted is not None
+        if next(self._routing_steps, self) is self:
+            self._routing_steps = None
+        return self._routing_steps is not None
 
     def _route_all(self, records: list[Found], readable: int) -> Steps[None]:
         budget = Budget(RECEIVER_US)
@@ -289,12 +289,12 @@ class Tails:
         self._topics = topics
         self._readers: dict[tuple[tuple[str, ...], bool], TailReader] = {}
         self._readers_of: dict[str, dict[TailReader, None]] = {}  # by the name of a topic
-        self._behind: dict[TailReader, None] = {}
-        self._rung = trio.Event()
+        self._readers_behind: dict[TailReader, None] = {}
+        self._work = trio.Event()
         self.wakes = Wakes()
         topics.changed.append(self._topic_changed)
         topics.deleted.append(self._topic_deleted)
-        store.readable_end.on_watched.append(self._watched)
+        store.readable_end.on_watched.append(self._route_after_wakes)
         store.readable_end.early.on_watched.append(self._route_touched)
 
     def of(self, topic: Topic) -> TailReader:
@@ -335,7 +335,7 @@ class Tails:
             if not others:
                 del self._readers_of[name]
         self.touched.pop(reader, None)
-        self._behind.pop(reader, None)
+        self._readers_behind.pop(reader, None)
         reader.close()
 
     def _topic_changed(self, topic: Topic | None) -> None:
@@ -351,10 +351,10 @@ class Tails:
     def route_later(self, reader: TailReader) -> None:
         """Let `run` route the remaining records of *reader*."""
         if reader.is_behind:
-            self._behind[reader] = None
-            self._rung.set()
+            self._readers_behind[reader] = None
+            self._work.set()
 
-    def _watched(self) -> None:
+    def _route_after_wakes(self) -> None:
         self.wakes.flushed()
         self._route_touched()
 
@@ -362,23 +362,23 @@ class Tails:
         """Route a slice of the new readable records immediately."""
         touched, self.touched = self.touched, {}
         for reader in touched:
-            if reader not in self._behind and not reader.route_near():
-                self._behind[reader] = None
-                self._rung.set()
+            if reader not in self._readers_behind and not reader.route_near():
+                self._readers_behind[reader] = None
+                self._work.set()
 
     async def run(self) -> None:
         """Route records that do not fit into one turn or must be read from disk, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.wakes.run)
-            await self._run()
+            await self._route_behind()
 
-    async def _run(self) -> None:
+    async def _route_behind(self) -> None:
         """Route until cancelled."""
         while True:
-            await self._rung.wait()
-            self._rung = trio.Event()
-            while self._behind:
-                for reader in list(self._behind):
+            await self._work.wait()
+            self._work = trio.Event()
+            while self._readers_behind:
+                for reader in list(self._readers_behind):
                     try:
                         await reader.route_far()
                     except (Refused, StoreError, OSError) as error:
@@ -387,7 +387,7 @@ class Tails:
                         await trio.sleep(READ_AGAIN_S)
                     await trio.lowlevel.checkpoint()
                     if not reader.is_behind:
-                        self._behind.pop(reader, None)
+                        self._readers_behind.pop(reader, None)
 
     def statistics(self) -> dict[str, object]:
         readers = self._readers.values()

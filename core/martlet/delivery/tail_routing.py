@@ -48,24 +48,24 @@ class TailRouting:
         self._rules += 1
 
     def route_by(
-        self, interest: Interest, beginnings: Beginnings | None, found: list[Found], budget: Budget
+        self, interest: Interest, beginnings: Beginnings | None, records: list[Found], budget: Budget
     ) -> Steps[None]:
-        """Pass the records of *found* to their receivers."""
+        """Pass *records* to their receivers."""
         end = stop = 0
-        while end < len(found):
+        while end < len(records):
             if end == stop:
-                stop = len(found)
+                stop = len(records)
                 if beginnings:
-                    while not beginnings.begin(found[end][0]):
+                    while not beginnings.begin(records[end][0]):
                         yield
-                    stop = bisect_left(found, beginnings.first, end, key=POSITION_OF)
+                    stop = bisect_left(records, beginnings.first, end, key=POSITION_OF)
             rules = self._rules
-            parts, end = divide(found, interest, end, stop)
-            for grants, part in parts:
+            parts, end = divide(records, interest, end, stop)
+            for grants, part_records in parts:
                 if self._rules == rules:
-                    yield from self._give(grants, part, budget)
+                    yield from self._deliver(grants, part_records, budget)
                 else:  # in a pause: only current receivers get the others
-                    yield from self._give_again(interest, grants, part, budget)
+                    yield from self._deliver_again(interest, grants, part_records, budget)
             if end < stop:
                 yield
 
@@ -78,19 +78,24 @@ class TailRouting:
         """Drop all frames."""
         self._handed.clear()
 
-    def _give_again(self, interest: Interest, grants: Grants[Any], part: list[Found], budget: Budget) -> Steps[None]:
+    def _deliver_again(
+        self, interest: Interest, grants: Grants[Any], records: list[Found], budget: Budget
+    ) -> Steps[None]:
+        """Find the present receivers of *records*, and pass the records to those that *grants* has."""
         end = 0
-        while end < len(part):
-            parts, end = divide(part, interest, end)
-            for receivers, rest in parts:
-                yield from self._give({each: receivers[each] for each in receivers if each in grants}, rest, budget)
-            if end < len(part):
+        while end < len(records):
+            parts, end = divide(records, interest, end)
+            for receivers, part_records in parts:
+                yield from self._deliver(
+                    {each: receivers[each] for each in receivers if each in grants}, part_records, budget
+                )
+            if end < len(records):
                 yield
 
-    def _give(self, grants: Grants[Any], part: list[Found], budget: Budget) -> Steps[None]:
-        runs = make_runs(part)
+    def _deliver(self, grants: Grants[Any], records: list[Found], budget: Budget) -> Steps[None]:
+        runs = make_runs(records)
         if self._handed and len(runs) == 1:
-            self._use_handed(runs[0], part)
+            self._attach_frames(runs[0], records)
         for run in runs:
             for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
                 for receiver, values in receivers:
@@ -104,10 +109,10 @@ class TailRouting:
     def _log_failed(self, run: Run) -> None:
         log.exception("a receiver of topic[%s] failed and misses %d messages", ", ".join(self._names), run.count)
 
-    def _use_handed(self, run: Run, found: list[Found]) -> None:
-        """Use frames that were passed on for *run*, which consists of *found*."""
+    def _attach_frames(self, run: Run, records: list[Found]) -> None:
+        """Use frames that were passed on for *run*, which consists of *records*."""
         self._forget_undone()
-        for encoding, data, ends in self._handed.find([each[0] for each in found]):
+        for encoding, data, ends in self._handed.find([each[0] for each in records]):
             run.keep(encoding, Frames(data, ends))
 
     def _forget_undone(self) -> None:

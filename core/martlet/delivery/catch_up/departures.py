@@ -23,10 +23,10 @@ class Departures:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
-        self._left: dict[tuple[RouteCache[Cursor], Cursor], list[str]] = {}
+        self._filters_left: dict[tuple[RouteCache[Cursor], Cursor], list[str]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._left)
+        return bool(self._filters_left)
 
     def leave(self, routes: RouteCache[Cursor], cursor: Cursor) -> None:
         """Remove the filters of *cursor*, which takes nothing by *routes* now: few at once, many in later turns."""
@@ -34,24 +34,24 @@ class Departures:
             for each in cursor.filters:
                 routes.remove(each, cursor)
         else:
-            self._left[routes, cursor] = list(cursor.filters)
+            self._filters_left[routes, cursor] = list(cursor.filters)
             self._ring()
 
     def come_back(self, routes: RouteCache[Cursor], cursor: Cursor) -> None:
         """Keep the remaining filters of *cursor* in *routes*, except dropped ones and those that begin later."""
-        for each in self._left.pop((routes, cursor), ()):
+        for each in self._filters_left.pop((routes, cursor), ()):
             if each not in cursor.filters or (cursor.begins is not None and each in cursor.begins):
                 routes.remove(each, cursor)
 
     def go_on(self) -> None:
         """Remove a slice of the filters."""
         count = FILTERS_A_TURN
-        while self._left and count > 0:
-            (routes, cursor), filters = next(iter(self._left.items()))
-            gone = filters[-count:]
+        while self._filters_left and count > 0:
+            (routes, cursor), filters = next(iter(self._filters_left.items()))
+            removed = filters[-count:]
             del filters[-count:]
-            for each in gone:
+            for each in removed:
                 routes.remove(each, cursor)
-            count -= len(gone)
+            count -= len(removed)
             if not filters:
-                del self._left[routes, cursor]
+                del self._filters_left[routes, cursor]

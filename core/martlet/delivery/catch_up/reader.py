@@ -38,10 +38,10 @@ class CatchUpReader:
         self._departures = departures
         self._make_routes = make_routes
         self._is_literal = make_routes().is_literal
-        self._by_code, self._whole = Sweeps(self._begin), Sweeps(self._begin)
+        self._by_code, self._whole = Sweeps(self._make_sweep), Sweeps(self._make_sweep)
         # The number of names that each cursor without wildcards follows.
-        self._names: dict[Cursor, int] = {}
-        self._names_count = 0
+        self._name_counts: dict[Cursor, int] = {}
+        self._name_total = 0
         self._viewed = self._reads = 0  # records viewed and reads made by sweeps that are over
 
     # cursors
@@ -49,15 +49,15 @@ class CatchUpReader:
     def add(self, cursor: Cursor) -> None:
         """Let *cursor* wait for a sweep."""
         cursor.place = CursorPlace.BEHIND
-        names = self._names_of(cursor)
-        if 0 <= names <= CODES_MAX - self._names_count:
-            self._names[cursor] = names
-            self._names_count += names
+        names = self._count_names(cursor)
+        if 0 <= names <= CODES_MAX - self._name_total:
+            self._name_counts[cursor] = names
+            self._name_total += names
             self._by_code.waiting.add(cursor)
         else:
             self._whole.waiting.add(cursor)
 
-    def _names_of(self, cursor: Cursor) -> int:
+    def _count_names(self, cursor: Cursor) -> int:
         """Return the number of names among the filters of *cursor* that have begun; -1 if one has a wildcard."""
         filters: Iterable[str] = cursor.filters
         if cursor.begins is not None:
@@ -74,12 +74,12 @@ class CatchUpReader:
 
     def remove(self, cursor: Cursor) -> None:
         """Stop reading for *cursor*."""
-        self._names_count -= self._names.pop(cursor, 0)
+        self._name_total -= self._name_counts.pop(cursor, 0)
         if cursor.sweep is not None:
             cursor.sweep.leave(cursor)
         else:
-            for each in self._kinds:
-                each.waiting.remove(cursor)
+            for sweeps in self._kinds:
+                sweeps.waiting.remove(cursor)
 
     def forget_routes(self) -> None:
         """Drop all cached routes, because the rules have changed; routing in progress continues by the new rules."""
@@ -100,12 +100,12 @@ class CatchUpReader:
     @property
     def is_sweeping(self) -> bool:
         """Whether a cursor is behind the tail and has room."""
-        return any(each.waiting or any(sweep.cursors for sweep in each.running) for each in self._kinds)
+        return any(sweeps.waiting or any(sweep.cursors for sweep in sweeps.running) for sweeps in self._kinds)
 
     @property
     def has_waiting(self) -> bool:
         """Whether cursors wait for a sweep."""
-        return any(each.waiting for each in self._kinds)
+        return any(sweeps.waiting for sweeps in self._kinds)
 
     @property
     def viewed(self) -> int:
@@ -119,30 +119,30 @@ class CatchUpReader:
 
     def plan(self) -> list[Sweep]:
         """Begin sweeps for cursors that no sweep will reach soon; return the new sweeps."""
-        begun: list[Sweep] = []
-        for each in self._kinds:
-            if each.waiting and self.reader is not None:
-                begun += each.plan(self.reader.readers.readable)
-        return begun
+        new_sweeps: list[Sweep] = []
+        for sweeps in self._kinds:
+            if sweeps.waiting and self.reader is not None:
+                new_sweeps += sweeps.plan(self.reader.readers.readable)
+        return new_sweeps
 
     def end(self) -> None:
         """End all sweeps, as the last cursor is closed."""
         for sweep in self.running:
             sweep.is_over = True
-        for each in self._kinds:
-            each.running.clear()
+        for sweeps in self._kinds:
+            sweeps.running.clear()
         self.reader = None
 
-    def _begin(self, start: int) -> Sweep:
+    def _make_sweep(self, start: int) -> Sweep:
         assert self.reader is not None, "the feed has no cursors"
         self.sweeps += 1
         return Sweep(self._store, self.reader, self._departures, self._make_routes(), start)
 
     async def go_on(self, sweep: Sweep) -> bool:
         """Do a slice of *sweep*; return whether it has reached the tail."""
-        kind = self._by_code if sweep in self._by_code.running else self._whole
-        is_at_tail = await kind.go_on(sweep)
-        if sweep not in kind.running and not sweep.is_over:
+        sweeps = self._by_code if sweep in self._by_code.running else self._whole
+        is_at_tail = await sweeps.go_on(sweep)
+        if sweep not in sweeps.running and not sweep.is_over:
             self._viewed += sweep.viewed
             self._reads += sweep.reads
             sweep.is_over = True

@@ -103,7 +103,7 @@ class Sweep:
     # slices
 
     @property
-    def is_giving(self) -> bool:
+    def is_routing(self) -> bool:
         """Whether the sweep still routes records of its last read."""
         return self._routing is not None
 
@@ -118,25 +118,28 @@ class Sweep:
             readable_to = readers.readable
             codes, limit = self._codes_before(min(limit, readable_to))
             offsets = self._offsets
-            before, results = offsets.copy(), await self._read(offsets, codes)
+            start_offsets, results = offsets.copy(), await self._read(offsets, codes)
             records = merge(readers, results, offsets, limit)
             if codes is not None:
-                await self._return_to(limit, before)
-            end = limit if offsets == before else self._read_to(limit, records)
-            self._routing = self._route_records(_from(records, self.swept_to), end)
+                await self._step_back_to(limit, start_offsets)
+            end = limit if offsets == start_offsets else self._position_read_to(limit, records)
+            self._routing = self._route_records(_drop_before(records, self.swept_to), end)
         return not self._route_slice() and self._is_at_tail()
 
     async def _find_start(self) -> dict[Queue, int]:
-        return {queue: await _first_from(self._store, queue, self.swept_to) for queue in self._reader.queues()}
+        return {queue: await _find_first_offset(self._store, queue, self.swept_to) for queue in self._reader.queues()}
 
-    def _queues(self) -> list[tuple[Queue, int]]:
+    def _routed_queues(self) -> list[tuple[Queue, int]]:
         """Return the queues of the topics, each with the offset up to which the tail reader has routed it."""
         return [(queue, self._reader.routed(queue)) for queue in self._reader.queues()]
 
     async def _read(self, offsets: dict[Queue, int], codes: frozenset[int] | None) -> dict[Queue, ReadResult]:
         """Read the next records of each queue, up to the position of the tail reader."""
-        ranges = [(queue, offsets.setdefault(queue, queue.first_offset), routed) for queue, routed in self._queues()]
-        ranges = [each for each in ranges if each[1] < each[2]]
+        ranges: list[tuple[Queue, int, int]] = []
+        for queue, end in self._routed_queues():
+            offset = offsets.setdefault(queue, queue.first_offset)
+            if offset < end:
+                ranges.append((queue, offset, end))
         share = max(len(ranges), 1)
         results: dict[Queue, ReadResult] = {}
         for queue, offset, end in ranges:
@@ -145,23 +148,23 @@ class Sweep:
             results[queue] = await self._reader.readers.read_far(queue, offset, count, BYTES_A_SLICE // share, codes)
         return results
 
-    async def _return_to(self, limit: int, before: dict[Queue, int]) -> None:
+    async def _step_back_to(self, limit: int, start_offsets: dict[Queue, int]) -> None:
         """Return to log position *limit*: the search for codes may have passed entries after it, unlike `merge`.
 
-        *before* are the offsets from which the search began.
+        *start_offsets* are the offsets from which the search began.
         """
         offsets, position_of = self._offsets, self._store.queues.position_now
         assert offsets is not None
         for queue, offset in list(offsets.items()):
-            low = before.get(queue, queue.first_offset)
-            if offset > low and not 0 <= position_of(queue, offset - 1) < limit:
-                offsets[queue] = min(max(await _first_from(self._store, queue, limit), low), offset)
+            start = start_offsets.get(queue, queue.first_offset)
+            if offset > start and not 0 <= position_of(queue, offset - 1) < limit:
+                offsets[queue] = min(max(await _find_first_offset(self._store, queue, limit), start), offset)
 
-    def _read_to(self, limit: int, records: list[Found]) -> int:
+    def _position_read_to(self, limit: int, records: list[Found]) -> int:
         """Return the log position, *limit* at most, before which everything was read; *records* was read last."""
         offsets, position_of = self._offsets, self._store.queues.position_now
         assert offsets is not None
-        for queue, routed in self._queues():
+        for queue, routed in self._routed_queues():
             offset = offsets.get(queue, queue.first_offset)
             if offset < routed:
                 position = position_of(queue, offset)
@@ -180,14 +183,14 @@ class Sweep:
             self._codes, self._codes_to = self._find_codes(self.swept_to + AHEAD_BYTES)
         return self._codes, min(limit, self._codes_to)
 
-    def _find_codes(self, ahead: int) -> tuple[frozenset[int] | None, int]:
-        """Return the codes of filters that begin before *ahead*, and the position where the next filter begins."""
+    def _find_codes(self, begin_max: int) -> tuple[frozenset[int] | None, int]:
+        """Return the codes of filters that begin before *begin_max*, and the position where the next filter begins."""
         codes: set[int] = set()
         end = NEVER
         for cursor in self.cursors:
             begins = cursor.begins or {}
             for each in cursor.filters:
-                if begins and begins.get(each, 0) >= ahead:
+                if begins and begins.get(each, 0) >= begin_max:
                     end = min(end, begins[each])
                 elif not self._routes.is_literal(each) or len(codes) > CODES_MAX:
                     return None, NEVER
@@ -199,7 +202,7 @@ class Sweep:
         offsets = self._offsets
         if self._reader.is_behind or offsets is None:
             return False
-        return all(offsets.get(queue, 0) >= routed for queue, routed in self._queues())
+        return all(offsets.get(queue, 0) >= routed for queue, routed in self._routed_queues())
 
     # routing
 
@@ -214,9 +217,9 @@ class Sweep:
     def _route_records(self, records: list[Found], end: int) -> Steps[None]:
         """Route *records*; after that, everything before log position *end* is routed."""
         self.viewed += len(records)
-        budget, at = Budget(RECEIVER_US), 0
-        while at < len(records):
-            at = yield from self._route_from(records, at, budget)
+        budget, index = Budget(RECEIVER_US), 0
+        while index < len(records):
+            index = yield from self._route_from(records, index, budget)
         self.swept_to = max(self.swept_to, end)
 
     def _route_from(self, records: list[Found], first: int, budget: Budget) -> Steps[int]:
@@ -279,31 +282,31 @@ def slice_of(cursors: Iterable[Cursor]) -> tuple[list[Cursor], bool]:
     return taken, True
 
 
-def _from(records: list[Found], position: int) -> list[Found]:
+def _drop_before(records: list[Found], position: int) -> list[Found]:
     """Return the records of *records*, which is in log order, that begin at *position* or later."""
     return (
         records[bisect_left(records, position, key=POSITION_OF) :] if records and records[0][0] < position else records
     )
 
 
-async def _first_from(store: Store, queue: Queue, position: int) -> int:
+async def _find_first_offset(store: Store, queue: Queue, position: int) -> int:
     """Return the first offset of *queue* whose record begins at *position* or later, or an earlier offset.
 
     Reads entries from files in a thread, and repairs damaged ones.
     """
     for _ in range(REPAIRS):
         try:
-            return await _search(store, queue, position)
+            return await _search_offset(store, queue, position)
         except BlockDamaged:
             await store.upkeep.repairs.repair(queue)
     return queue.first_offset
 
 
-async def _search(store: Store, queue: Queue, position: int) -> int:
-    queues, low, saved = store.queues, queue.first_offset, queue.tail_offset
-    if low < saved:
-        found = await store.disk.off_loop(lambda: queues.first_behind(queue, low, saved, position))
-        if found < saved:
-            return found
-        low = found
-    return queues.first_behind(queue, low, queue.next_offset, position)
+async def _search_offset(store: Store, queue: Queue, position: int) -> int:
+    queues, start, saved = store.queues, queue.first_offset, queue.tail_offset
+    if start < saved:
+        offset = await store.disk.off_loop(lambda: queues.first_behind(queue, start, saved, position))
+        if offset < saved:
+            return offset
+        start = offset
+    return queues.first_behind(queue, start, queue.next_offset, position)

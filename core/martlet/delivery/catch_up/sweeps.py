@@ -26,27 +26,27 @@ Entry: TypeAlias = tuple[int, int, Cursor]  # (position where it begins, its num
 class WaitingCursors:
     """Cursors that wait for a sweep, in the order of the log positions at which they begin."""
 
-    __slots__ = ("_entries", "_number", "_of")
+    __slots__ = ("_entries", "_entries_by_cursor", "_number")
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._of: dict[Cursor, Entry] = {}
+        self._entries_by_cursor: dict[Cursor, Entry] = {}
         self._number = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __contains__(self, cursor: Cursor) -> bool:
-        return cursor in self._of
+        return cursor in self._entries_by_cursor
 
     def add(self, cursor: Cursor) -> None:
         self._number += 1
-        entry = self._of[cursor] = cursor.start, self._number, cursor
+        entry = self._entries_by_cursor[cursor] = cursor.start, self._number, cursor
         insort(self._entries, entry)
 
     def remove(self, cursor: Cursor) -> None:
         """Remove *cursor* if it is here."""
-        entry = self._of.pop(cursor, None)
+        entry = self._entries_by_cursor.pop(cursor, None)
         if entry is not None:
             del self._entries[bisect_left(self._entries, entry)]
 
@@ -73,34 +73,36 @@ class Sweeps:
     def __init__(self, begin: Callable[[int], Sweep]) -> None:
         self.running: list[Sweep] = []
         self.waiting = WaitingCursors()
-        self._begin = begin
+        self._make_sweep = begin
 
     def plan(self, tail: int) -> list[Sweep]:
         """Begin sweeps for waiting cursors that no sweep will reach soon; return the new sweeps."""
         counts = Counter(distance_class(tail - each.swept_to) for each in self.running)
-        begun: list[Sweep] = []
-        for start in reversed(self._starts(tail)):
+        new_sweeps: list[Sweep] = []
+        for start in reversed(self._new_sweep_starts(tail)):
             nearness = distance_class(tail - start)
             if counts[nearness] < SWEEPS_MAX:
                 counts[nearness] += 1
-                begun.append(self._begin(start))
-        self.running += begun
-        return begun
+                new_sweeps.append(self._make_sweep(start))
+        self.running += new_sweeps
+        return new_sweeps
 
-    def _starts(self, tail: int) -> list[int]:
+    def _new_sweep_starts(self, tail: int) -> list[int]:
         """Return the positions where sweeps have to begin, ascending, so that each waiting cursor is served by one."""
-        first_from, starts = self.waiting.first_from, list[int]()
-        places = [each.swept_to for each in self.running if not each.has_met]
-        swept = [each.swept_to for each in self.running if each.cursors]
-        start = first_from(0)
+        first_waiting_from, starts = self.waiting.first_from, list[int]()
+        positions = [each.swept_to for each in self.running if not each.has_met]
+        active_positions = [each.swept_to for each in self.running if each.cursors]
+        start = first_waiting_from(0)
         while start < NEVER:
-            behind = max((each for each in (*places, *starts) if each <= start), default=NEVER)
-            served_to = (behind + REACH * tail + NEAR_BYTES) // (1 + REACH)
-            ahead = min((each for each in swept if each > start), default=NEVER)
-            if behind < NEVER and (start <= served_to or start >= tail):
-                start = first_from(max(start, served_to) + 1)
-            elif ahead - start < (tail - start) // MISSED_PART:
-                start = first_from(ahead)
+            nearest_behind = max((each for each in (*positions, *starts) if each <= start), default=NEVER)
+            served_to = (nearest_behind + REACH * tail + NEAR_BYTES) // (1 + REACH)
+            nearest_ahead = min((each for each in active_positions if each > start), default=NEVER)
+            if nearest_behind < NEVER and (start <= served_to or start >= tail):
+                # A sweep behind reaches this cursor soon.
+                start = first_waiting_from(max(start, served_to) + 1)
+            elif nearest_ahead - start < (tail - start) // MISSED_PART:
+                # The cursor has just missed a sweep: wait, so that it does not follow that sweep with one of its own.
+                start = first_waiting_from(nearest_ahead)
             else:
                 starts.append(start)
         return starts
@@ -108,9 +110,9 @@ class Sweeps:
     async def go_on(self, sweep: Sweep) -> bool:
         """Do a slice of *sweep*; return whether it has reached the tail. A sweep that is over leaves ``running``."""
         if sweep.has_met:
-            self._release_some(sweep)
+            self._release_cursors(sweep)
             return False
-        if not self._take_along(sweep):
+        if not self._add_near_cursors(sweep):
             return False
         if not sweep.cursors:
             self.running.remove(sweep)
@@ -122,17 +124,17 @@ class Sweeps:
                 limit = min(limit, other.swept_to)
         return await sweep.go_on(limit)
 
-    def _take_along(self, sweep: Sweep) -> bool:
+    def _add_near_cursors(self, sweep: Sweep) -> bool:
         """Let cursors join *sweep* that it has nearly reached; return False if more such cursors are left."""
-        if sweep.is_giving:
+        if sweep.is_routing:
             return True
-        taken, are_all = slice_of(self.waiting.between(sweep.swept_to, sweep.swept_to + AHEAD_BYTES))
-        for cursor in taken:
+        cursors, are_all = slice_of(self.waiting.between(sweep.swept_to, sweep.swept_to + AHEAD_BYTES))
+        for cursor in cursors:
             self.waiting.remove(cursor)
             sweep.take(cursor)
         return are_all
 
-    def _release_some(self, sweep: Sweep) -> None:
+    def _release_cursors(self, sweep: Sweep) -> None:
         """Let some cursors of *sweep* wait for the sweep that it has met."""
         for cursor in slice_of(sweep.cursors)[0]:
             cursor.move_to(CursorPlace.BEHIND, sweep.swept_to)

@@ -59,8 +59,8 @@ class Interest(Protocol):
 Stretch: TypeAlias = tuple[Route[Any], list[Found]]
 
 
-def divide(found: list[Found], interest: Interest, begin: int = 0, stop: int | None = None) -> tuple[list[Part], int]:
-    """Divide *found* from index *begin* up to *stop* among receivers; return their parts, and the end index.
+def divide(records: list[Found], interest: Interest, begin: int = 0, stop: int | None = None) -> tuple[list[Part], int]:
+    """Divide *records* from index *begin* up to *stop* among receivers; return their parts, and the end index.
 
     Records without receivers are left out. It ends early if names are new and take long, because many filters with
     wildcards may match each of them; then no record may have been divided.
@@ -68,45 +68,45 @@ def divide(found: list[Found], interest: Interest, begin: int = 0, stop: int | N
     stretches: list[Stretch] = []
     current: Route[Any] | None = None
     route_of, limit = interest.find_route, interest.steps + STEPS_A_SLICE
-    end = len(found) if stop is None else stop
+    end = len(records) if stop is None else stop
     for start in range(begin, end, RECORDS_AT_ONCE):
         if start >= end or interest.steps > limit:
             end = min(start, end)
             break
-        for index, each in enumerate(found[start : min(start + RECORDS_AT_ONCE, end)], start):
+        for index, each in enumerate(records[start : min(start + RECORDS_AT_ONCE, end)], start):
             route = route_of(each[4])
             if route is None:
                 end = index
                 break
             if route is not current:
                 if current is not None and current.grants:
-                    stretches.append((current, found[begin:index]))
+                    stretches.append((current, records[begin:index]))
                 begin, current = index, route
     if current is not None and current.grants:
-        stretches.append((current, found[begin:end]))
-    return _parts(stretches), end
+        stretches.append((current, records[begin:end]))
+    return _make_parts(stretches), end
 
 
-def _parts(stretches: list[Stretch]) -> list[Part]:
+def _make_parts(stretches: list[Stretch]) -> list[Part]:
     by_route = {id(route): route for route, _ in stretches}
-    if len(by_route) == len(stretches) or sum(map(_size, by_route.values())) > PAIRS_MAX:
+    if len(by_route) == len(stretches) or sum(map(_count_receivers, by_route.values())) > PAIRS_MAX:
         return [(route.grants, part) for route, part in stretches]
-    return _grouped(stretches, list(by_route.values()))
+    return _group_by_route(stretches, list(by_route.values()))
 
 
-def _size(route: Route[Any]) -> int:
+def _count_receivers(route: Route[Any]) -> int:
     """Return the number of receivers of *route*, which takes long to count for very many."""
     return len(route.grants) if isinstance(route.grants, dict) else PAIRS_MAX + 1
 
 
-def _grouped(stretches: list[Stretch], routes: list[Route[Any]]) -> list[Part]:
+def _group_by_route(stretches: list[Stretch], routes: list[Route[Any]]) -> list[Part]:
     """Return the records of each route together."""
     routes_of: dict[Any, list[Route[Any]]] = {}
     for route in routes:
         for receiver in route.grants:
             routes_of.setdefault(receiver, []).append(route)
-    several = {receiver: found for receiver, found in routes_of.items() if len(found) > 1}
-    if len(several) * len(stretches) > STEPS_MAX:
+    routes_of_shared = {receiver: own_routes for receiver, own_routes in routes_of.items() if len(own_routes) > 1}
+    if len(routes_of_shared) * len(stretches) > STEPS_MAX:
         return [(route.grants, part) for route, part in stretches]
     parts: dict[int, list[Found]] = {id(route): [] for route in routes}
     for route, part in stretches:
@@ -114,20 +114,28 @@ def _grouped(stretches: list[Stretch], routes: list[Route[Any]]) -> list[Part]:
     result: list[Part] = []
     for route in routes:
         grants = route.grants
-        alone = {each: values for each, values in grants.items() if each not in several} if several else grants
-        if alone:
-            result.append((alone, parts[id(route)]))
+        unshared = grants
+        if routes_of_shared:
+            unshared = {each: values for each, values in grants.items() if each not in routes_of_shared}
+        if unshared:
+            result.append((unshared, parts[id(route)]))
     # Receivers of the same routes with the same values share their records.
-    alike: dict[tuple[tuple[int, tuple[Hashable, ...]], ...], list[Any]] = {}
-    for receiver, own in several.items():
-        alike.setdefault(tuple((id(route), route.grants[receiver]) for route in own), []).append(receiver)
-    for key, receivers in alike.items():
-        result += _merged(stretches, dict(key), receivers)
+    receivers_alike: dict[tuple[tuple[int, tuple[Hashable, ...]], ...], list[Any]] = {}
+    for receiver, own_routes in routes_of_shared.items():
+        key = tuple((id(route), route.grants[receiver]) for route in own_routes)
+        receivers_alike.setdefault(key, []).append(receiver)
+    for key, receivers in receivers_alike.items():
+        result += _merge_for(receivers, stretches, values_of=dict(key))
     return result
 
 
-def _merged(stretches: list[Stretch], values_of: dict[int, tuple[Hashable, ...]], receivers: list[Any]) -> list[Part]:
-    """Return the records of *receivers* in log order, a part for each change of the values."""
+def _merge_for(
+    receivers: list[Any], stretches: list[Stretch], values_of: dict[int, tuple[Hashable, ...]]
+) -> list[Part]:
+    """Return the records of *receivers* in log order, a part for each change of the values.
+
+    *values_of* has the values of the receivers by the identity of a route.
+    """
     result: list[Part] = []
     last: tuple[Hashable, ...] | None = None
     for route, part in stretches:

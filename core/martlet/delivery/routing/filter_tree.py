@@ -19,7 +19,7 @@ Table: TypeAlias = dict[T, Hashable]  # the subscribers of one filter, with thei
 Stored: TypeAlias = Table[T] | tuple[T, Hashable]
 
 
-def _with(stored: Stored[T] | None, subscriber: T, value: Hashable) -> Stored[T]:
+def _with_subscriber(stored: Stored[T] | None, subscriber: T, value: Hashable) -> Stored[T]:
     if isinstance(stored, dict):
         stored[subscriber] = value
         return stored
@@ -28,14 +28,14 @@ def _with(stored: Stored[T] | None, subscriber: T, value: Hashable) -> Stored[T]
     return {stored[0]: stored[1], subscriber: value}
 
 
-def _without(stored: Stored[T], subscriber: T) -> Stored[T] | None:
+def _without_subscriber(stored: Stored[T], subscriber: T) -> Stored[T] | None:
     if not isinstance(stored, dict):
         return None
     del stored[subscriber]
     return stored or None
 
 
-def _has(stored: Stored[T] | None, subscriber: T) -> bool:
+def _has_subscriber(stored: Stored[T] | None, subscriber: T) -> bool:
     if isinstance(stored, dict):
         return subscriber in stored
     return stored is not None and stored[0] == subscriber
@@ -74,19 +74,19 @@ class _Node(Generic[T]):
 
 @final
 class FilterWalk(Generic[T]):
-    """A walk that finds the filters matching a name; ``found`` has the subscribers of each.
+    """A walk that finds the filters matching a name; ``tables`` has the subscribers of each.
 
-    ``others`` are branches to visit, each with the place in ``text`` where its label begins. Filters may be added and
+    ``branches`` are branches to visit, each with the place in ``text`` where its label begins. Filters may be added and
     removed between two parts of a walk: a node keeps the place where its label begins, so the walk finds all filters
     that stay.
     """
 
-    __slots__ = ("found", "others", "text")
+    __slots__ = ("branches", "tables", "text")
 
-    def __init__(self, text: str, others: list[tuple[_Node[T], int]]) -> None:
+    def __init__(self, text: str, branches: list[tuple[_Node[T], int]]) -> None:
         self.text = text
-        self.others = others
-        self.found: list[Stored[T]] = []
+        self.branches = branches
+        self.tables: list[Stored[T]] = []
 
 
 @final
@@ -121,30 +121,30 @@ class FilterTree(Generic[T]):
         has_rest = levels[-1] == self._rest
         node = self._node_for(levels[:-1] if has_rest else levels)
         stored = node.rest if has_rest else node.here
-        is_new = not _has(stored, subscriber)
+        is_new = not _has_subscriber(stored, subscriber)
         if has_rest:
-            node.rest = _with(stored, subscriber, value)
+            node.rest = _with_subscriber(stored, subscriber, value)
         else:
-            node.here = _with(stored, subscriber, value)
+            node.here = _with_subscriber(stored, subscriber, value)
         return is_new
 
     def _node_for(self, levels: Sequence[str]) -> _Node[T]:
         """Return the node at the end of *levels*, created if missing."""
-        node, at, count = self._root, 0, len(levels)
-        while at < count:
-            level = levels[at]
-            at += 1
+        node, index, count = self._root, 0, len(levels)
+        while index < count:
+            level = levels[index]
+            index += 1
             child = self._child(node, level)
             if child is None:
-                child = _Node(self._label_of(levels[at:]))
+                child = _Node(self._label_of(levels[index:]))
                 self._attach(node, level, child)
                 return child
             if child.label:
-                own = self._levels_of(child.label)
-                common = _common(own, levels, at)
-                at += common
-                if common < len(own):
-                    self._split(child, own, common)
+                label_levels = self._levels_of(child.label)
+                common = _count_common(label_levels, levels, index)
+                index += common
+                if common < len(label_levels):
+                    self._split(child, label_levels, common)
             node = child
         return node
 
@@ -169,50 +169,50 @@ class FilterTree(Generic[T]):
             if not node.children:
                 node.children = None
 
-    def _split(self, node: _Node[T], own: list[str], count: int) -> None:
-        """End the label of *node*, the levels *own*, after *count* of them; a new node below it gets the others."""
-        below: _Node[T] = _Node(self._label_of(own[count + 1 :]))
+    def _split(self, node: _Node[T], label_levels: list[str], count: int) -> None:
+        """End the label of *node*, whose levels are *label_levels*, after *count* of them; a new node gets the rest."""
+        below: _Node[T] = _Node(self._label_of(label_levels[count + 1 :]))
         below.take(node)
-        node.label = self._label_of(own[:count])
+        node.label = self._label_of(label_levels[:count])
         node.children = node.one = node.here = node.rest = None
-        self._attach(node, own[count], below)
+        self._attach(node, label_levels[count], below)
 
     def remove(self, levels: Sequence[str], subscriber: T) -> bool:
         """Remove *subscriber*; return False if it was not subscribed."""
         has_rest = levels[-1] == self._rest
         path: list[tuple[_Node[T], str]] = []
-        node = self._find(levels[:-1] if has_rest else levels, path)
+        node = self._find_node(levels[:-1] if has_rest else levels, path)
         if node is None:
             return False
         stored = node.rest if has_rest else node.here
-        if stored is None or not _has(stored, subscriber):
+        if stored is None or not _has_subscriber(stored, subscriber):
             return False
         if has_rest:
-            node.rest = _without(stored, subscriber)
+            node.rest = _without_subscriber(stored, subscriber)
         else:
-            node.here = _without(stored, subscriber)
-        self._tidy(node, path)
+            node.here = _without_subscriber(stored, subscriber)
+        self._merge_or_remove(node, path)
         return True
 
-    def _find(self, levels: Sequence[str], path: list[tuple[_Node[T], str]]) -> _Node[T] | None:
+    def _find_node(self, levels: Sequence[str], path: list[tuple[_Node[T], str]]) -> _Node[T] | None:
         """Return the node at the end of *levels*; *path* gets the nodes above it, each with the level that follows."""
-        node, at, count = self._root, 0, len(levels)
-        while at < count:
-            level = levels[at]
-            at += 1
+        node, index, count = self._root, 0, len(levels)
+        while index < count:
+            level = levels[index]
+            index += 1
             child = self._child(node, level)
             if child is None:
                 return None
             if child.label:
-                own = self._levels_of(child.label)
-                if _common(own, levels, at) < len(own):
+                label_levels = self._levels_of(child.label)
+                if _count_common(label_levels, levels, index) < len(label_levels):
                     return None
-                at += len(own)
+                index += len(label_levels)
             path.append((node, level))
             node = child
         return node
 
-    def _tidy(self, node: _Node[T], path: list[tuple[_Node[T], str]]) -> None:
+    def _merge_or_remove(self, node: _Node[T], path: list[tuple[_Node[T], str]]) -> None:
         """Remove *node* if it is empty; merge it with its only child if it has no other purpose."""
         if node.here is None and node.rest is None and node.children is None and node.one is None and path:
             parent, level = path.pop()
@@ -220,11 +220,11 @@ class FilterTree(Generic[T]):
             node = parent
         if not path or node.here is not None or node.rest is not None:
             return
-        only = node.only_child()
-        if only is not None:
-            first, child = only
-            middle = self._one if first is None else first
-            node.label = self._label_of([*self._levels_of(node.label), middle, *self._levels_of(child.label)])
+        only_child = node.only_child()
+        if only_child is not None:
+            literal, child = only_child
+            child_level = self._one if literal is None else literal
+            node.label = self._label_of([*self._levels_of(node.label), child_level, *self._levels_of(child.label)])
             node.take(child)
 
     # names
@@ -234,68 +234,68 @@ class FilterTree(Generic[T]):
         text = name + self._separator  # so that each level ends with a separator
         if not self._hidden or not name.startswith(self._hidden):
             return FilterWalk(text, [(self._root, 0)])
-        end = text.find(self._separator)  # no wildcard matches the first level
+        level_end = text.find(self._separator)  # no wildcard matches the first level
         children = self._root.children
-        child = children.get(text[:end]) if children is not None else None
-        return FilterWalk(text, [(child, end + len(self._separator))] if child is not None else [])
+        child = children.get(text[:level_end]) if children is not None else None
+        return FilterWalk(text, [(child, level_end + len(self._separator))] if child is not None else [])
 
     def go_on(self, walk: FilterWalk[T], steps_max: int = 1 << 62) -> bool:
         """Continue *walk* for about *steps_max* steps; return whether it has found all matching filters."""
-        separator, text, others, found = self._separator, walk.text, walk.others, walk.found
-        step, size, before, steps = len(separator), len(text), len(found), 0
-        limit = steps_max + before
-        while others and steps + len(found) < limit:
-            node, at = others.pop()
+        separator, text, branches, tables = self._separator, walk.text, walk.branches, walk.tables
+        step, size, tables_before, steps = len(separator), len(text), len(tables), 0
+        limit = steps_max + tables_before
+        while branches and steps + len(tables) < limit:
+            node, start = branches.pop()
             while True:
                 steps += 1
                 label = node.label
                 if label:
-                    if text.startswith(label, at):
-                        at += len(label)
+                    if text.startswith(label, start):
+                        start += len(label)
                     else:
                         steps += label.count(self._one)
-                        at = self._after(label, text, at)
-                        if at < 0:
+                        start = self._match_label(label, text, start)
+                        if start < 0:
                             break
-                if at == size and node.here is not None:
-                    found.append(node.here)
-                if node.rest is not None and (at < size or self._rest_takes_none):
-                    found.append(node.rest)
-                if at == size:
+                if start == size and node.here is not None:
+                    tables.append(node.here)
+                if node.rest is not None and (start < size or self._rest_takes_none):
+                    tables.append(node.rest)
+                if start == size:
                     break
-                end = text.find(separator, at)
+                end = text.find(separator, start)
                 if node.one is not None:
-                    others.append((node.one, end + step))
-                child = node.children.get(text[at:end]) if node.children is not None else None
+                    branches.append((node.one, end + step))
+                child = node.children.get(text[start:end]) if node.children is not None else None
                 if child is None:
                     break
-                node, at = child, end + step
-        self.steps += steps + len(found) - before
-        return not others
+                node, start = child, end + step
+        self.steps += steps + len(tables) - tables_before
+        return not branches
 
-    def _after(self, label: str, text: str, at: int) -> int:
-        """Return the end of the levels of *text* from *at* on that *label* matches; -1 if it does not match."""
-        if text.startswith(label, at):
-            return at + len(label)
+    def _match_label(self, label: str, text: str, start: int) -> int:
+        """Return the end of the levels of *text* from *start* on that *label* matches; -1 if it does not match."""
+        if text.startswith(label, start):
+            return start + len(label)
         if self._one not in label:
             return -1
         separator = self._separator
         step = len(separator)
-        for number, literal in enumerate(label.split(self._one + separator)):
-            if number:
-                at = text.find(separator, at) + step
-                if at < step:
+        for index, literal in enumerate(label.split(self._one + separator)):
+            if index:
+                start = text.find(separator, start) + step
+                if start < step:
                     return -1
-            if not text.startswith(literal, at):
+            if not text.startswith(literal, start):
                 return -1
-            at += len(literal)
-        return at
+            start += len(literal)
+        return start
 
 
-def _common(own: Sequence[str], levels: Sequence[str], at: int) -> int:
-    """Return the number of levels that *own* and *levels* from *at* on have in common."""
-    count = min(len(own), len(levels) - at)
+def _count_common(label_levels: Sequence[str], levels: Sequence[str], start: int) -> int:
+    """Return the number of levels that *label_levels* and *levels* from *start* on have in common."""
+    count = min(len(label_levels), len(levels) - start)
     for index in range(count):
-        if own[index] != levels[at + index]:
+        if label_levels[index] != levels[start + index]:
             return index
     return count

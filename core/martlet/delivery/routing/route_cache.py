@@ -54,7 +54,7 @@ NOBODY: Final[Route[Any]] = Route({})
 
 
 @final
-class _Combined(Mapping[T, tuple[Hashable, ...]], Generic[T]):
+class _CombinedGrants(Mapping[T, tuple[Hashable, ...]], Generic[T]):
     """Grants of very many subscribers: those in *united* and in the tables of some filters, combined lazily."""
 
     __slots__ = ("_tables", "_united")
@@ -73,37 +73,37 @@ class _Combined(Mapping[T, tuple[Hashable, ...]], Generic[T]):
         return (subscriber for subscriber, _ in self.pairs())
 
     def items(self) -> ItemsView[T, tuple[Hashable, ...]]:
-        return _CombinedItems(self)
+        return _CombinedGrantsItems(self)
 
     def pairs(self) -> Iterator[tuple[T, tuple[Hashable, ...]]]:
         """Yield each subscriber with its values."""
         united, tables = self._united, self._tables
         for subscriber, values in united.items():
             yield subscriber, (*values, *[table[subscriber] for table in tables if subscriber in table])
-        alone = len(tables) == 1 and not united
+        is_only_table = len(tables) == 1 and not united
         for index, table in enumerate(tables):
             earlier, later = tables[:index], tables[index + 1 :]
             for subscriber, value in table.items():
-                if alone:
+                if is_only_table:
                     yield subscriber, (value,)
                 elif subscriber not in united and not any(subscriber in each for each in earlier):
                     yield subscriber, (value, *[each[subscriber] for each in later if subscriber in each])
 
     def __getitem__(self, subscriber: T) -> tuple[Hashable, ...]:
-        found = [table[subscriber] for table in self._tables if subscriber in table]
-        values = (*self._united.get(subscriber, ()), *found)
+        table_values = [table[subscriber] for table in self._tables if subscriber in table]
+        values = (*self._united.get(subscriber, ()), *table_values)
         if not values:
             raise KeyError(subscriber)
         return values
 
 
 @final
-class _CombinedItems(ItemsView[T, tuple[Hashable, ...]]):
-    """The items of `_Combined`, without a look-up for each."""
+class _CombinedGrantsItems(ItemsView[T, tuple[Hashable, ...]]):
+    """The items of `_CombinedGrants`, without a look-up for each."""
 
     __slots__ = ("_combined",)
 
-    def __init__(self, combined: _Combined[T]) -> None:
+    def __init__(self, combined: _CombinedGrants[T]) -> None:
         super().__init__(combined)
         self._combined = combined
 
@@ -112,7 +112,7 @@ class _CombinedItems(ItemsView[T, tuple[Hashable, ...]]):
 
 
 @final
-class _Permitted(Mapping[T, tuple[Hashable, ...]], Generic[T]):
+class _PermittedGrants(Mapping[T, tuple[Hashable, ...]], Generic[T]):
     """The grants of very many subscribers of a name; `pieces` omits subscribers that may not receive its messages.
 
     Asking for permission takes 0.3 us, so a piece is filtered only when it is used.
@@ -143,7 +143,7 @@ class _Permitted(Mapping[T, tuple[Hashable, ...]], Generic[T]):
     def pieces(self, size: int) -> Iterator[Piece[T]]:
         """Yield the subscribers in pieces of *size*."""
         name, permits = self._name, self._permits
-        for count, piece in _cut(self._all, size):
+        for count, piece in _split(self._all, size):
             yield count, [pair for pair in piece if permits(name, pair[0])]
 
 
@@ -151,12 +151,12 @@ def in_pieces(grants: Grants[T], size: int) -> Iterable[Piece[T]]:
     """Yield *grants* in pieces: the number of subscribers checked, *size* at most, and the permitted ones."""
     if isinstance(grants, dict) and len(grants) <= size:
         return ((len(grants), grants.items()),)
-    return grants.pieces(size) if isinstance(grants, _Permitted) else _cut(grants, size)
+    return grants.pieces(size) if isinstance(grants, _PermittedGrants) else _split(grants, size)
 
 
-def _cut(grants: Grants[T], size: int) -> Iterator[Piece[T]]:
-    rest = iter(grants.items())
-    while piece := list(islice(rest, size)):
+def _split(grants: Grants[T], size: int) -> Iterator[Piece[T]]:
+    pairs = iter(grants.items())
+    while piece := list(islice(pairs, size)):
         yield len(piece), piece
 
 
@@ -215,13 +215,13 @@ class RouteCache(Generic[T]):
         self._changes = 0
         self._cached: dict[str, _Cached[T]] = {}
         self._stamps: dict[str | None, _Stamp] = {}
-        self._equal: dict[Hashable, Route[T]] = {}
+        self._route_by_key: dict[Hashable, Route[T]] = {}
         self._bytes = 0  # bytes that these three tables have taken since they were empty
         # Earlier contents of these three tables, freed a few at a time: 200,000 routes take 0.1 s.
-        self._dropped: list[dict[Any, Any]] = []
-        self._finding: tuple[str, Steps[Route[T]]] | None = None  # the name whose route is being found
+        self._tables_to_free: list[dict[Any, Any]] = []
+        self._unfinished: tuple[str, Steps[Route[T]]] | None = None  # the name whose route is being found
         self.routes_bytes_max = ROUTES_BYTES_MAX
-        self.found = 0  # number of routes found outside of the cache
+        self.routes_found = 0  # number of routes found outside of the cache
         self.steps = 0  # steps spent on finding routes (`FilterTree.steps`)
         # Returns whether a subscriber may receive messages of a name; called while ``asks`` returns True.
         self.permits: Callable[[str, T], bool] = lambda name, subscriber: True
@@ -262,7 +262,7 @@ class RouteCache(Generic[T]):
         """
         levels = self.check(topic_filter)
         self._count += self._tree.add(levels, subscriber, value)
-        self._changed(topic_filter, levels)
+        self._invalidate_routes(topic_filter, levels)
 
     def remove(self, topic_filter: str, subscriber: T) -> bool:
         """Remove the filter of *subscriber*; return False if there was none."""
@@ -270,45 +270,46 @@ class RouteCache(Generic[T]):
         if not self._tree.remove(levels, subscriber):
             return False
         self._count -= 1
-        self._changed(topic_filter, levels)
+        self._invalidate_routes(topic_filter, levels)
         return True
 
-    def _changed(self, topic_filter: str, levels: list[str]) -> None:
+    def _invalidate_routes(self, topic_filter: str, levels: list[str]) -> None:
         """Invalidate exactly the cached routes that the change affects."""
         self._drop_equal()
-        literal = len(levels)
+        literal_levels = len(levels)
         for index, level in enumerate(levels):
             if level in (self._one, self._rest):
-                literal = index
+                literal_levels = index
                 break
-        if literal == len(levels):
+        if literal_levels == len(levels):
             self._cached.pop(topic_filter, None)
             return
-        if literal and levels[literal] == self._rest:
+        if literal_levels and levels[literal_levels] == self._rest:
             # The wildcard for further levels also matches zero levels.
-            self._cached.pop(self._separator.join(levels[:literal]), None)
-        stamp = self._stamps.get(self._separator.join(levels[: min(literal, STAMPED_LEVELS)]) if literal else ROOT)
+            self._cached.pop(self._separator.join(levels[:literal_levels]), None)
+        prefix = self._separator.join(levels[: min(literal_levels, STAMPED_LEVELS)]) if literal_levels else ROOT
+        stamp = self._stamps.get(prefix)
         if stamp is not None:
             stamp.count += 1
             self._changes += 1
 
     def forget_routes(self) -> None:
         """Drop all cached routes, because permissions have changed or they take too much memory."""
-        self._dropped += [each for each in (self._cached, self._stamps) if each]
-        self._cached, self._stamps, self._bytes, self._finding = {}, {}, 0, None
+        self._tables_to_free += [each for each in (self._cached, self._stamps) if each]
+        self._cached, self._stamps, self._bytes, self._unfinished = {}, {}, 0, None
         self._drop_equal()
 
     def _drop_equal(self) -> None:
-        if self._equal:
-            self._dropped.append(self._equal)
-            self._equal = {}
+        if self._route_by_key:
+            self._tables_to_free.append(self._route_by_key)
+            self._route_by_key = {}
 
     def _free_some(self) -> None:
         for _ in range(FREED_AT_ONCE):
-            self._dropped[-1].popitem()
-            if not self._dropped[-1]:
-                self._dropped.pop()
-                if not self._dropped:
+            self._tables_to_free[-1].popitem()
+            if not self._tables_to_free[-1]:
+                self._tables_to_free.pop()
+                if not self._tables_to_free:
                     return
 
     # names
@@ -331,58 +332,58 @@ class RouteCache(Generic[T]):
             if sum([stamp.count for stamp in cached.stamps]) == cached.total:
                 cached.checked = self._changes
                 return cached.route
-        if self._finding is not None and self._finding[0] == name:
-            return self._go_on(name, self._finding[1])
-        return self._find(name)
+        if self._unfinished is not None and self._unfinished[0] == name:
+            return self._continue_finding(name, self._unfinished[1])
+        return self._begin_finding(name)
 
-    def _go_on(self, name: str, finding: Steps[Route[T]]) -> Route[T] | None:
-        self._finding = None
+    def _continue_finding(self, name: str, steps: Steps[Route[T]]) -> Route[T] | None:
+        self._unfinished = None
         try:
-            next(finding)
-        except StopIteration as found:
-            route: Route[T] = found.value
+            next(steps)
+        except StopIteration as finished:
+            route: Route[T] = finished.value
             return route
-        self._finding = name, finding
+        self._unfinished = name, steps
         return None
 
-    def _find(self, name: str) -> Route[T] | None:
-        self.found += 1
+    def _begin_finding(self, name: str) -> Route[T] | None:
+        self.routes_found += 1
         if len(self._cached) >= self._names_max or self._bytes >= self.routes_bytes_max:
             self.forget_routes()
-        if self._dropped:
+        if self._tables_to_free:
             self._free_some()
         # The stamps as they are now: if filters change before the route is found, only waiting messages use it.
-        known = len(self._stamps)
+        stamps_before = len(self._stamps)
         cached: _Cached[T] = _Cached(NOBODY, self._stamps_of(name), self._changes)
         size = name.__sizeof__()
-        self._bytes += NAME_BYTES + size + (len(self._stamps) - known) * (STAMP_BYTES + size)
-        walk = self._begin(name)
-        if not self._walk(walk) or not _are_few(walk.found):
-            return self._go_on(name, self._find_many(name, walk, cached))
-        # Equal routes share a table for each filter, or have equal grants. Any change of filters empties `_equal`.
-        grants = self._permitted(name, _united(walk.found))
+        self._bytes += NAME_BYTES + size + (len(self._stamps) - stamps_before) * (STAMP_BYTES + size)
+        walk = self._begin_walk(name)
+        if not self._continue_walk(walk) or not _has_few_subscribers(walk.tables):
+            return self._continue_finding(name, self._find_route_in_slices(name, walk, cached))
+        # Equal routes share a table for each filter, or have equal grants. A change of filters empties `_route_by_key`.
+        grants = self._only_permitted(name, _unite(walk.tables))
         key = frozenset(grants.items())
-        cached.route = self._equal.get(key) or self._keep(key, grants, len(grants))
+        cached.route = self._route_by_key.get(key) or self._share_route(key, grants, len(grants))
         self._cached[name] = cached
         return cached.route
 
-    def _find_many(self, name: str, walk: FilterWalk[T], cached: _Cached[T]) -> Steps[Route[T]]:
+    def _find_route_in_slices(self, name: str, walk: FilterWalk[T], cached: _Cached[T]) -> Steps[Route[T]]:
         """Return the route of *name*, which *walk* finds, and cache it in *cached*."""
-        key, tables = yield from self._end(walk)
-        route = self._equal.get(key)
+        key, large_tables = yield from self._finish_walk(walk)
+        route = self._route_by_key.get(key)
         if route is None:
-            route = self._keep(key, *(yield from self._combined(walk.found, tables)))
-        cached.route = Route(_Permitted(name, route.grants, self.permits)) if self.asks() else route
+            route = self._share_route(key, *(yield from self._combine(walk.tables, large_tables)))
+        cached.route = Route(_PermittedGrants(name, route.grants, self.permits)) if self.asks() else route
         self._cached[name] = cached
         return cached.route
 
-    def _keep(self, key: Hashable, grants: Grants[T], count: int) -> Route[T]:
+    def _share_route(self, key: Hashable, grants: Grants[T], count: int) -> Route[T]:
         """Return a route to *count* subscribers, shared with equal routes."""
         self._bytes += ROUTE_BYTES + count * SUBSCRIBER_BYTES
-        route = self._equal[key] = Route(grants)
+        route = self._route_by_key[key] = Route(grants)
         return route
 
-    def _permitted(self, name: str, grants: Grants[T]) -> Grants[T]:
+    def _only_permitted(self, name: str, grants: Grants[T]) -> Grants[T]:
         """Return the entries of *grants* whose subscribers may receive messages of *name*."""
         if not self.asks():
             return grants
@@ -407,16 +408,16 @@ class RouteCache(Generic[T]):
 
     def match(self, name: str) -> Grants[T]:
         """Return the subscribers of *name* with the values of their matching filters, without using the cache."""
-        walk = self._begin(name)
-        if self._walk(walk) and _are_few(walk.found):
-            return self._permitted(name, _united(walk.found))
-        _, tables = finish_now(self._end(walk))
-        return self._permitted(name, finish_now(self._combined(walk.found, tables))[0])
+        walk = self._begin_walk(name)
+        if self._continue_walk(walk) and _has_few_subscribers(walk.tables):
+            return self._only_permitted(name, _unite(walk.tables))
+        _, large_tables = finish_now(self._finish_walk(walk))
+        return self._only_permitted(name, finish_now(self._combine(walk.tables, large_tables))[0])
 
-    def _begin(self, name: str) -> FilterWalk[T]:
+    def _begin_walk(self, name: str) -> FilterWalk[T]:
         return self._tree.begin(name) if self.is_name(name) else FilterWalk("", [])
 
-    def _walk(self, walk: FilterWalk[T]) -> bool:
+    def _continue_walk(self, walk: FilterWalk[T]) -> bool:
         """Continue *walk* for a turn; return whether it is over."""
         tree = self._tree
         before = tree.steps
@@ -424,52 +425,53 @@ class RouteCache(Generic[T]):
         self.steps += tree.steps - before
         return is_over
 
-    def _end(self, walk: FilterWalk[T]) -> Steps[tuple[Hashable, list[Table[T]]]]:
+    def _finish_walk(self, walk: FilterWalk[T]) -> Steps[tuple[Hashable, list[Table[T]]]]:
         """Continue *walk* to its end; return a key of the filters found, and the tables with very many subscribers."""
-        while not self._walk(walk):
+        while not self._continue_walk(walk):
             yield
-        found, ids, tables = walk.found, list[int](), list[Table[T]]()
-        for start in range(0, len(found), STEPS_A_TURN):
-            part = found[start : start + STEPS_A_TURN]
+        tables, ids, large_tables = walk.tables, list[int](), list[Table[T]]()
+        for start in range(0, len(tables), STEPS_A_TURN):
+            part = tables[start : start + STEPS_A_TURN]
             ids += map(id, part)
-            tables += [stored for stored in part if isinstance(stored, dict) and len(stored) > COMBINED_MAX]
+            large_tables += [stored for stored in part if isinstance(stored, dict) and len(stored) > COMBINED_MAX]
             if len(part) == STEPS_A_TURN:
                 yield
-        return tuple(ids), tables if len(tables) <= TABLES_MAX else []
+        return tuple(ids), large_tables if len(large_tables) <= TABLES_MAX else []
 
-    def _combined(self, found: Sequence[Stored[T]], tables: list[Table[T]]) -> Steps[tuple[Grants[T], int]]:
-        """Return the very many subscribers in *found*, each with its values, and about how many there are.
+    def _combine(self, tables: Sequence[Stored[T]], large_tables: list[Table[T]]) -> Steps[tuple[Grants[T], int]]:
+        """Return the very many subscribers in *tables*, each with its values, and about how many there are.
 
-        Subscribers in *tables*, which are in *found*, are not counted one by one.
+        Subscribers in *large_tables*, a part of *tables*, are not counted one by one.
         """
-        kept, grants, steps = set(map(id, tables)), dict[T, tuple[Hashable, ...]](), 0
-        for stored in found:
-            if id(stored) in kept:
+        large_ids, grants, steps = set(map(id, large_tables)), dict[T, tuple[Hashable, ...]](), 0
+        for stored in tables:
+            if id(stored) in large_ids:
                 continue
             for subscriber, value in list(stored.items()) if isinstance(stored, dict) else (stored,):
-                before = grants.get(subscriber, ())
-                grants[subscriber] = (*before, value)
-                steps += 1 + len(before) // VALUES_A_STEP
+                earlier = grants.get(subscriber, ())
+                grants[subscriber] = (*earlier, value)
+                steps += 1 + len(earlier) // VALUES_A_STEP
                 if steps >= STEPS_A_TURN:
                     self.steps += steps
                     steps = 0
                     yield
-        return _Combined(grants, tables) if tables else grants, len(grants) + sum(map(len, tables))
+        count = len(grants) + sum(map(len, large_tables))
+        return _CombinedGrants(grants, large_tables) if large_tables else grants, count
 
 
-def _are_few(found: Sequence[Stored[T]]) -> bool:
-    """Return whether the subscribers in *found*, each counted for each of its filters, are few enough for one table."""
-    count = len(found)
+def _has_few_subscribers(tables: Sequence[Stored[T]]) -> bool:
+    """Return whether the subscribers in *tables*, each counted once per filter, are few enough for one table."""
+    count = len(tables)
     if count <= COMBINED_MAX:
-        count += sum([len(stored) - 1 for stored in found if isinstance(stored, dict)])
+        count += sum([len(table) - 1 for table in tables if isinstance(table, dict)])
     return count <= COMBINED_MAX
 
 
-def _united(found: Sequence[Stored[T]]) -> dict[T, tuple[Hashable, ...]]:
-    """Return the subscribers in *found*, each with its values."""
+def _unite(tables: Sequence[Stored[T]]) -> dict[T, tuple[Hashable, ...]]:
+    """Return the subscribers in *tables*, each with its values."""
     grants: dict[T, tuple[Hashable, ...]] = {}
-    for stored in found:
-        for subscriber, value in stored.items() if isinstance(stored, dict) else (stored,):
-            before = grants.get(subscriber)
-            grants[subscriber] = (value,) if before is None else (*before, value)
+    for table in tables:
+        for subscriber, value in table.items() if isinstance(table, dict) else (table,):
+            earlier = grants.get(subscriber)
+            grants[subscriber] = (value,) if earlier is None else (*earlier, value)
     return grants
