@@ -55,7 +55,7 @@ def pull_that_was_read(client: FakeClient, topic: str, offset: int, result: Read
     pull = Pull(context.pulls, 4711, "G", queue, offset, 32, 1 << 18, EVERYTHING, gate, gate.consume("G", topic))
     request = QueueRead(queue, offset, 32, 1 << 18, None, None, Care.LEAVE_OUT)
     request.result = result
-    context.pulls.reader._found[pull] = request
+    context.pulls.reader._results[pull] = request
     context.pulls.queue_up(pull)
     return pull
 

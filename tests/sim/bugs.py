@@ -672,7 +672,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     bug("segment's name is not synced", (Flusher, "created", _ignored)),
     bug("failed sync ignored", (Files, "sync", _ignore_sync_error), script=failed_syncs),
-    bug("refused records stay in their queue", (Committer, "_take_back", _keep_refused), script=full_disks),
+    bug("refused records stay in their queue", (Committer, "_undo_pending", _keep_refused), script=full_disks),
     bug("refused records stay in light queues", (Committer, "take_back", _keep_light), light=True, script=full_disks),
     bug("light queues forgotten at a start", (scan, "light_places", _name_nothing)),
     bug(

@@ -214,7 +214,7 @@ async def test_invariants_of_the_ends_are_checked(open_store: OpenStore) -> None
     store.writer.append(message("a"), 0)
     store.committer.commit()
     with pytest.raises(AssertionError, match="out of order"):
-        store.flusher._done(store.written + 1, 0.0)
+        store.flusher._note_durable(store.written + 1, 0.0)
     store.readable_end.allow(store.written)
     with pytest.raises(AssertionError, match="cannot move back"):
         store.readable_end.allow(0)

@@ -61,14 +61,14 @@ class QueueReader:
       ahead_max: the maximum number of unfetched results of the thread.
     """
 
-    __slots__ = ("_ahead_max", "_done", "_found", "_line", "_readers", "stalled", "working")
+    __slots__ = ("_ahead_max", "_done", "_pending", "_readers", "_results", "stalled", "working")
 
     def __init__(self, readers: Readers, done: Callable[[Hashable], None], ahead_max: int = AHEAD_MAX) -> None:
         self._readers = readers
         self._done = done
         self._ahead_max = ahead_max
-        self._line: dict[Hashable, QueueRead] = {}  # reads for the thread, first come, first served
-        self._found: dict[Hashable, QueueRead] = {}
+        self._pending: dict[Hashable, QueueRead] = {}  # reads for the thread, first come, first served
+        self._results: dict[Hashable, QueueRead] = {}
         self.working = False  # whether a task of the peer is reading
         self.stalled: Refused | None = None  # why the peer may start no read
 
@@ -80,7 +80,7 @@ class QueueReader:
     @property
     def has_read(self) -> bool:
         """Whether the thread has results that were not fetched yet."""
-        return bool(self._found)
+        return bool(self._results)
 
     def read(
         self,
@@ -103,60 +103,66 @@ class QueueReader:
           Refused: the predicate failed, or a damaged block of entries cannot be rebuilt.
           StoreError: the disk failed.
         """
-        if self._found or self._line:
-            found = self._found.pop(place, None)
-            if found is not None and found.offset == offset and found.queue is queue and found.predicate is predicate:
-                self._work(start)
-                return _answer(found, count_max)
-            request = self._line.get(place)
+        if self._results or self._pending:
+            finished = self._results.pop(place, None)
+            if (
+                finished is not None
+                and finished.offset == offset
+                and finished.queue is queue
+                and finished.predicate is predicate
+            ):
+                self._start_reading(start)
+                return _result_of(finished, count_max)
+            request = self._pending.get(place)
             if request is not None and request.offset == offset and request.queue is queue:
-                self._work(start)
+                self._start_reading(start)
                 return None
         result = self._readers.read_near(queue, offset, count_max, budget_bytes, codes, predicate, care)
         if result is None:
-            self._line[place] = QueueRead(queue, offset, count_max, budget_bytes, codes, predicate, care)
-            self._work(start)
-        elif self._line:
-            self._line.pop(place, None)
+            self._pending[place] = QueueRead(queue, offset, count_max, budget_bytes, codes, predicate, care)
+            self._start_reading(start)
+        elif self._pending:
+            self._pending.pop(place, None)
         return result
 
     def forget(self, place: Hashable) -> None:
         """Drop finished and pending reads for *place*."""
-        if self._line or self._found:
-            self._line.pop(place, None)
-            self._found.pop(place, None)
+        if self._pending or self._results:
+            self._pending.pop(place, None)
+            self._results.pop(place, None)
 
     def keep_only(self, places: Collection[Hashable]) -> None:
         """Drop finished and pending reads for all other places, so that those for *places* are done first."""
-        for place in [place for place in self._found if place not in places]:
-            del self._found[place]
+        for place in [place for place in self._results if place not in places]:
+            del self._results[place]
 
     def forget_all(self) -> None:
         """Drop all finished and pending reads."""
-        self._line.clear()
-        self._found.clear()
+        self._pending.clear()
+        self._results.clear()
 
     def close(self) -> None:
         """Drop all reads and the consumer: both refer to each other and would need a garbage collection."""
         self.forget_all()
-        self._done = _ignore
+        self._done = _do_nothing
 
-    def _work(self, start: Start) -> None:
+    def _start_reading(self, start: Start) -> None:
         """Start a task of the peer for the pending reads, unless one is running or there are none."""
         self.stalled = None
-        if self.working or not self._line or len(self._found) >= self._ahead_max:
+        if self.working or not self._pending or len(self._results) >= self._ahead_max:
             return
         try:
-            start(self._read_in_line)
+            start(self._read_pending)
             self.working = True
         except Refused as refused:
             self.stalled = refused
 
-    async def _read_in_line(self) -> None:
-        over = False
+    async def _read_pending(self) -> None:
+        """Read in a thread, request by request, until none is pending or enough results wait for the consumer."""
+        has_finished = False
         try:
-            while self._line and len(self._found) < self._ahead_max:
-                place, request = next(iter(self._line.items()))
+            while self._pending and len(self._results) < self._ahead_max:
+                place, request = next(iter(self._pending.items()))
                 try:
                     request.result = await self._readers.read_far(
                         request.queue,
@@ -170,23 +176,23 @@ class QueueReader:
                 except (Refused, StoreError) as error:
                     request.failure = error
                 except OSError as error:
-                    request.failure = _unreadable(request, error)
-                if self._line.get(place) is request:
-                    del self._line[place]
-                    self._found[place] = request
+                    request.failure = _read_error(request, error)
+                if self._pending.get(place) is request:
+                    del self._pending[place]
+                    self._results[place] = request
                     self._done(place)
-            over = True
+            has_finished = True
         finally:
             self.working = False  # whether a task of the peer is reading
-            if self._line and not over:
-                self._done(next(iter(self._line)))  # cancelled; a task of another peer may continue
+            if self._pending and not has_finished:
+                self._done(next(iter(self._pending)))  # cancelled; a task of another peer may continue
 
 
-def _ignore(place: Hashable) -> None:
+def _do_nothing(place: Hashable) -> None:
     """Do nothing: nobody wants the result any more."""
 
 
-def _unreadable(request: QueueRead, error: OSError) -> StoreError:
+def _read_error(request: QueueRead, error: OSError) -> StoreError:
     """Return the error for the one consumer whose read failed with *error*."""
     queue = request.queue
     text = f"message {request.offset} of consume queue '{queue.topic}/{queue.queue_id}' cannot be read; {error}"
@@ -195,7 +201,8 @@ def _unreadable(request: QueueRead, error: OSError) -> StoreError:
     return failure
 
 
-def _answer(request: QueueRead, count_max: int) -> ReadResult:
+def _result_of(request: QueueRead, count_max: int) -> ReadResult:
+    """Return the first *count_max* records of a finished *request*, or raise its failure."""
     failure, request.failure = request.failure, None
     if failure is not None:
         try:

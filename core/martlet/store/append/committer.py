@@ -23,7 +23,7 @@ Appended: TypeAlias = tuple[Queue, int, int, int, bytes]
 
 @final
 class Committer:
-    """Commits what the writer appended to *tail*.
+    """Writes the records that the writer appended to *tail* to the operating system.
 
     Args:
       index: receives the records of each commit, in order.
@@ -114,7 +114,7 @@ class Committer:
           StoreFailed: the disk failed.
         """
         if self.before_commit:
-            self._append_last()
+            self._call_before_commit()
         self.now_ms = 0
         if self._lost is not None:
             lost, self._lost = self._lost, None
@@ -124,7 +124,7 @@ class Committer:
         try:
             self._tail.write_out()
         except OSError as error:
-            self._take_back()
+            self._undo_pending()
             self._allow_written()
             raise self._admission.refuse(error) from error
         self._accept()
@@ -141,27 +141,27 @@ class Committer:
             self.fail_next(error)
             raise
 
-    def _append_last(self) -> None:
+    def _call_before_commit(self) -> None:
         """Call the functions of `before_commit`, which append; if one fails, nothing of this commit is stored."""
-        waiting, self.before_commit = self.before_commit, []
+        appends, self.before_commit = self.before_commit, []
         # Appends made now belong to this commit and must not request another.
-        tell, self.on_commit_wanted = self.on_commit_wanted, None
-        failed: Refused | StoreFailed | None = None
-        for append in waiting:
+        on_commit_wanted, self.on_commit_wanted = self.on_commit_wanted, None
+        failure: Refused | StoreFailed | None = None
+        for append in appends:
             try:
                 append()
             except (Refused, StoreFailed) as error:
-                failed = failed or error
-        self.on_commit_wanted = tell
-        if failed is None:
+                failure = failure or error
+        self.on_commit_wanted = on_commit_wanted
+        if failure is None:
             return
-        self._take_back()
+        self._undo_pending()
         try:
             self._tail.undo()
         except OSError as error:
-            failed = self._admission.refuse(error)
+            failure = self._admission.refuse(error)
         self._allow_written()
-        self._lost = failed
+        self._lost = failure
 
     def roll(self) -> None:
         """Commit, end the segment and start the next.
@@ -172,24 +172,24 @@ class Committer:
         """
         if self._flusher.failed is not None:
             raise self._flusher.failed
-        before = self._tail.segment
-        if before.path:
-            self._flusher.rolled(before.path)
+        ended = self._tail.segment
+        if ended.path:
+            self._flusher.rolled(ended.path)
         try:
             self._tail.roll()
         except OSError as error:
-            lost = bool(self.pending) and self._tail.written < before.end
-            if lost:
-                self._take_back()
+            are_lost = bool(self.pending) and self._tail.written < ended.end
+            if are_lost:
+                self._undo_pending()
             else:
                 self._accept()
                 self._allow_written()
-            refused = self._admission.refuse(error)
-            if lost:
-                self._lost = refused
-            raise refused from error
+            refusal = self._admission.refuse(error)
+            if are_lost:
+                self._lost = refusal
+            raise refusal from error
         self._accept()
-        self._flusher.began_after(before)
+        self._flusher.began_after(ended)
 
     def fail_next(self, error: Refused | StoreFailed) -> None:
         """Raise *error* from the next commit too: appends that returned to their callers were undone."""
@@ -228,7 +228,7 @@ class Committer:
         self.appended_messages += len(pending)
         # Contiguous in one segment.
         self.appended_bytes += end - start
-        unawaited = is_sync and awaited.unawaited == len(pending) and not self.light
+        is_unawaited = is_sync and awaited.unawaited == len(pending) and not self.light
         awaited.unawaited = 0
         # With sync flush, a watcher may be added before the records become readable.
         queues = {queue: None for queue, _, _, _, _ in pending}
@@ -240,7 +240,7 @@ class Committer:
             self._readable.touch(queue)
         self.light.clear()
         self._index(pending)
-        if unawaited:
+        if is_unawaited:
             self._accept_unawaited(queues, start)
             return
         self._flusher.ask()
@@ -258,7 +258,7 @@ class Committer:
             flusher.ask_later()
         self._readable.allow_early(self._awaited.early_end, queues)
 
-    def _take_back(self) -> None:
+    def _undo_pending(self) -> None:
         """Undo all pending appends; none was stored."""
         self.take_back(0)
         for callback in self.on_undone:
@@ -268,12 +268,12 @@ class Committer:
         """Release the queue offsets of the pending records, except the first *count*."""
         self.undone += 1
         self._awaited.unawaited = min(self._awaited.unawaited, count)
-        kept = 0
+        kept_end = 0
         if count:
-            _, _, kept, _, _ = self.pending[count - 1]
+            _, _, kept_end, _, _ = self.pending[count - 1]
         for queue, _, end, _, _ in reversed(self.pending[count:]):
             if queue.last_end == end:
                 queue.drop_last()
         del self.pending[count:]
-        while self.light and self.light[-1][1] > kept:
+        while self.light and self.light[-1][1] > kept_end:
             self.light.pop()[0].drop_last()

@@ -18,7 +18,7 @@ from martlet.store.disk.segments import Segment
 __all__ = ["Flusher"]
 
 
-def _ignore() -> None:
+def _do_nothing() -> None:
     """Do nothing: no committer has the flusher yet."""
 
 
@@ -35,7 +35,7 @@ class Flusher:
         self.tail = tail
         self.directory = directory
         self.is_sync = is_sync
-        self.on_moved: Callable[[], None] = _ignore
+        self.on_moved: Callable[[], None] = _do_nothing
         self.durable = 0
         self.failed: StoreFailed | None = None
         self.fsyncs = 0
@@ -93,8 +93,8 @@ class Flusher:
         return self.failed
 
     def _announce(self) -> None:
-        moved, self._moved = self._moved, trio.Event()
-        moved.set()
+        event, self._moved = self._moved, trio.Event()
+        event.set()
         self.on_moved()
 
     async def wait_durable(self, position: int) -> None:
@@ -153,7 +153,7 @@ class Flusher:
         """Make all earlier writes durable without blocking the event loop; do nothing after a failure."""
         while self._busy and self.failed is None:  # this sync began earlier and may not include the newest writes
             await self._moved.wait()
-        work = self._take()
+        work = self._take_unsynced()
         if work is None:
             await trio.lowlevel.checkpoint()
             return
@@ -161,6 +161,7 @@ class Flusher:
         self._busy = True
         began = trio.current_time()
         try:
+            # A cancelled fdatasync would go on in its thread, and its result would be lost.
             with trio.CancelScope(shield=True):
                 await self.files.disk.off_loop(lambda: self._sync(paths, new_directory))
         except OSError as error:
@@ -168,7 +169,7 @@ class Flusher:
             return
         finally:
             self._busy = False
-        self._done(target, trio.current_time() - began)
+        self._note_durable(target, trio.current_time() - began)
 
     def flush_now(self) -> None:
         """Like `flush`, but blocking.
@@ -178,7 +179,7 @@ class Flusher:
         """
         if self.failed is not None:
             raise self.failed
-        work = self._take()
+        work = self._take_unsynced()
         if work is None:
             return
         target, paths, new_directory = work
@@ -186,14 +187,18 @@ class Flusher:
             self._sync(paths, new_directory)
         except OSError as error:
             raise self.fail(error) from error
-        self._done(target, 0.0)
+        self._note_durable(target, 0.0)
 
-    def _take(self) -> tuple[int, list[str], bool] | None:
+    def _take_unsynced(self) -> tuple[int, list[str], bool] | None:
+        """Return the position to make durable, the paths to sync, and whether the directory must be synced too.
+
+        None if there is nothing to flush, or another flush is running.
+        """
         if self.failed is not None or self._busy or self.durable >= self.tail.written:
             return None
-        last = self.tail.segment
-        if self.tail.written > last.start:
-            self._dirty.add(last.path)
+        segment = self.tail.segment
+        if self.tail.written > segment.start:
+            self._dirty.add(segment.path)
         work = self.tail.written, sorted(self._dirty), self._new_directory
         self._dirty.clear()
         self._new_directory = False
@@ -205,15 +210,16 @@ class Flusher:
         if new_directory:
             self.files.disk.sync_directory(self.directory)
 
-    def _done(self, target: int, seconds: float) -> None:
+    def _note_durable(self, target: int, seconds: float) -> None:
+        """Note that everything before *target* is durable; wake everyone who waits, and request the next flush."""
         self.durable = target
         self.fsyncs += 1
         self.fsync_seconds += seconds
         self.fsync_seconds_max = max(self.fsync_seconds_max, seconds)
         while self._full_segments and self._full_segments[0].end <= target:
-            sealed = self._full_segments.pop(0)
+            segment = self._full_segments.pop(0)
             for callback in self.on_sealed:
-                callback(sealed)
+                callback(segment)
         self._announce()
         if self.wanted > target:
             self.ask()

@@ -45,35 +45,35 @@ class AppendResult:
 
     def forget_last(self, count: int) -> None:
         """Remove the last *count* messages, which the caller added."""
-        for places in self.positions, self.ends, self.offsets:
-            del places[-count:]
+        for values in self.positions, self.ends, self.offsets:
+            del values[-count:]
         self._items = self._items[:-count]
 
     def add_refused(self, refused: Mapping[int, Refused]) -> None:
         """Add messages that were refused before they reached the store, by their index among all messages."""
         items = list(self._items)
-        for place in sorted(refused):
-            items.insert(place, None)
-            for places in self.positions, self.ends, self.offsets:
-                places.insert(place, -1)
-        stored = [place for place in range(len(self.positions)) if place not in refused]
-        self.refused = {**{stored[place]: error for place, error in self.refused.items()}, **refused}
+        for index in sorted(refused):
+            items.insert(index, None)
+            for values in self.positions, self.ends, self.offsets:
+                values.insert(index, -1)
+        stored_indexes = [index for index in range(len(self.positions)) if index not in refused]
+        self.refused = {**{stored_indexes[index]: error for index, error in self.refused.items()}, **refused}
         self._items = items
 
-    def placed(self, place: int) -> Placed:
-        """Return the location of message number *place*.
+    def placed(self, index: int) -> Placed:
+        """Return the location of message number *index*.
 
         Raises:
           Refused: it was not stored.
         """
-        item = self._items[place]
-        if item is None or place in self.refused:
-            raise self.refused[place]
+        item = self._items[index]
+        if item is None or index in self.refused:
+            raise self.refused[index]
         return Placed(
-            queue_of(item).queue_id, self.offsets[place], self.positions[place], self.ends[place], self.store_ms
+            queue_of(item).queue_id, self.offsets[index], self.positions[index], self.ends[index], self.store_ms
         )
 
     def outcomes(self) -> list[Placed | Refused]:
         """Return for each message its location, or the reason why it was refused."""
-        refused = self.refused
-        return [refused.get(place) or self.placed(place) for place in range(len(self.positions))]
+        refusals = self.refused
+        return [refusals.get(index) or self.placed(index) for index in range(len(self.positions))]

@@ -137,18 +137,8 @@ class Writer:
             limit = f"the maximum is {config.group_messages_max} (store.group_messages_max)"
             raise Refused(Reason.ILLEGAL, f"the group has {count} messages; {limit}")
         if self._record_crcs or True in [may_have_record_crc(each, len(each)) for each in map(properties_of, items)]:
-            items = [self._fitted_item(item) for item in items]
-        self._admission.check()
-        bodies, properties = list(map(len, map(body_of, items))), list(map(properties_of, items))
-        lengths, together = list(map(len, properties)), b"".join(properties)
-        if max(bodies) > config.message_bytes_max or max(lengths) > PROPERTIES_BYTES_MAX or 0 in together:
-            for item in items:
-                self._check(body_of(item), properties_of(item))  # names the message that cannot be stored
-        size = sum(bodies) + len(together) + sum([queue_of(item).overhead + len(born_host_of(item)) for item in items])
-        size += count * (len(self.store_host) - 16)
-        is_odd = _are_odd(together)
-        if is_odd:
-            size += self._room_for_places(items)
+            items = [self._fit_item(item) for item in items]
+        size, is_odd = self._measure_group(items)
         if size > config.group_room:
             why = "store.group_bytes_max, or two messages of store.message_bytes_max"
             raise Refused(Reason.ILLEGAL, f"the group has {size} bytes; the maximum is {config.group_room} ({why})")
@@ -165,12 +155,37 @@ class Writer:
             raise
         assert not result.refused, "a message of a group was refused after all were checked"
 
+    def _measure_group(self, items: Sequence[AppendItem]) -> tuple[int, bool]:
+        """Return the maximum size of the records of *items*, and whether `_put_all` must look for odd properties.
+
+        Raises:
+          Refused: an item cannot be stored.
+        """
+        self._admission.check()
+        body_sizes, properties = list(map(len, map(body_of, items))), list(map(properties_of, items))
+        properties_size_max, all_properties = max(map(len, properties)), b"".join(properties)
+        if (
+            max(body_sizes) > self.config.message_bytes_max
+            or properties_size_max > PROPERTIES_BYTES_MAX
+            or 0 in all_properties
+        ):
+            for item in items:
+                self._check(body_of(item), properties_of(item))  # names the message that cannot be stored
+        size = sum(body_sizes) + len(all_properties)
+        # An overhead includes two IPv4 hosts of 8 bytes; the hosts of these records may be longer.
+        size += sum([queue_of(item).overhead + len(born_host_of(item)) for item in items])
+        size += len(items) * (len(self.store_host) - 16)
+        is_odd = _are_odd(all_properties)
+        if is_odd:
+            size += self._places_growth_max(items)
+        return size, is_odd
+
     def append_together(self, messages: Sequence[Message], topic: str) -> None:
         """Append internal records, which belong to no queue, in one segment, and commit them: all or none."""
         queue = Queue(topic, 0)
         messages = [copy(each) for each in messages]
         for each in messages:
-            each.properties = self._fitted(each.properties)
+            each.properties = self._fit_properties(each.properties)
         size = sum(record_size(each, queue.topic_bytes, self.store_host) for each in messages)
         if self._tail.position + size + FILLER_BYTES > self._tail.segment.end:
             self.roll_for(size, "a record of the store")
@@ -239,12 +254,12 @@ class Writer:
         positions, ends, offsets = result.positions, result.ends, result.offsets
         result.store_ms = now = committer.read_clock()
         for item in items:
-            queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
+            queue, body, properties, code, flag, sys_flag, born_ms, born_host, reconsume_times, prepared_position = item
             if record_crcs or (  # `may_have_record_crc`, without a call for each message
                 len(properties) >= RECORD_CRC_BYTES
                 and (properties[-12] == MARK_LAST or properties[-RECORD_CRC_BYTES] == MARK_FIRST)
             ):
-                properties = self._fitted(properties)
+                properties = self._fit_properties(properties)
             body_bytes, properties_bytes, position = len(body), len(properties), tail.position
             size = queue.overhead + body_bytes + properties_bytes
             end = position + size
@@ -277,13 +292,13 @@ class Writer:
                 born_host,
                 now,
                 host,
-                times,
+                reconsume_times,
                 prepared_position,
                 body_bytes,
             )
-            body_at, rest_at = at + HEAD_BYTES, at + HEAD_BYTES + body_bytes
-            data[body_at:rest_at] = body
-            data[rest_at : at + size] = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
+            body_at, topic_at = at + HEAD_BYTES, at + HEAD_BYTES + body_bytes
+            data[body_at:topic_at] = body
+            data[topic_at : at + size] = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
             if record_crcs:
                 write_record_crc(data, at, at + size)
             queue.tail += ENTRY_PACK(position, size, code)
@@ -300,21 +315,21 @@ class Writer:
 
     def _put_odd(self, item: AppendItem, result: AppendResult, mark: int) -> None:
         """Encode one message of any kind; start a new segment or page if necessary."""
-        light: list[Queue] = []
+        light_queues: list[Queue] = []
         try:
             if properties_of(item).find(MULTI) >= 0:
-                item, light = self._with_places(item)
-            position, offset = self._put_any(self._fitted_item(item), mark, light)
-        except Refused as refused:
-            result.refused[len(result.positions)] = refused
+                item, light_queues = self._with_places(item)
+            position, offset = self._put_record(self._fit_item(item), mark, light_queues)
+        except Refused as refusal:
+            result.refused[len(result.positions)] = refusal
             position = offset = -1
         result.positions.append(position)
         result.ends.append(self._tail.position if offset >= 0 else -1)
         result.offsets.append(offset)
 
-    def _put_any(self, item: AppendItem, mark: int, light: list[Queue]) -> tuple[int, int]:
-        """Append the record of *item*; add entries to its queue and to the *light* queues that it names."""
-        queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
+    def _put_record(self, item: AppendItem, mark: int, light_queues: list[Queue]) -> tuple[int, int]:
+        """Append the record of *item*; add entries to its queue and to *light_queues*, which it names."""
+        queue, body, properties, code, flag, sys_flag, born_ms, born_host, reconsume_times, prepared_position = item
         self._check(body, properties)
         if queue.deleted:
             queue = self.open_queue(queue.topic, queue.queue_id)
@@ -328,7 +343,7 @@ class Writer:
             sys_flag,
             born_ms,
             born_host,
-            times,
+            reconsume_times,
             prepared_position,
         )
         size = record_size(message, queue.topic_bytes, self.store_host)
@@ -336,8 +351,8 @@ class Writer:
             self.roll_for(size, "the record")
         now = committer.read_clock()
         kind = sys_flag & TRANSACTION_MASK
-        indexed = kind != PREPARED and kind != ROLLBACK
-        offset = queue.next_offset if indexed else 0
+        is_indexed = kind != PREPARED and kind != ROLLBACK
+        offset = queue.next_offset if is_indexed else 0
         position = tail.position
         record = bytearray(encode_record(message, queue.queue_id, offset, position, now, self.store_host))
         if mark:
@@ -345,15 +360,15 @@ class Writer:
         if self._record_crcs:
             write_record_crc(record, 0, size)
         tail.put(record)
-        if indexed:
+        if is_indexed:
             dispatch = queue.dispatcher
             queue.add(position, size, code if dispatch is None else dispatch(properties, now))
             self._queues.touch(queue)
-        for each in light:
-            dispatch = each.dispatcher
-            each.add(position, size, code if dispatch is None else dispatch(properties, now))
-            self._queues.touch(each)
-            committer.light.append((each, tail.position))
+        for light_queue in light_queues:
+            dispatch = light_queue.dispatcher
+            light_queue.add(position, size, code if dispatch is None else dispatch(properties, now))
+            self._queues.touch(light_queue)
+            committer.light.append((light_queue, tail.position))
         # Keys of rollback records are not indexed.
         committer.pending.append((queue, position, tail.position, now, properties if kind != ROLLBACK else b""))
         return position, offset
@@ -373,23 +388,25 @@ class Writer:
         light = [self._queues.get(name, 0) for name in names]
         return (*item[:2], properties, *item[3:]), light
 
-    def _room_for_places(self, items: Sequence[AppendItem]) -> int:
-        """Return the maximum growth of *items* by `_with_places` in bytes; raise `Refused` if `_with_places` would
-        refuse one.
+    def _places_growth_max(self, items: Sequence[AppendItem]) -> int:
+        """Return the number of bytes that `_with_places` adds to *items* at most.
+
+        Raises:
+          Refused: `_with_places` would refuse an item.
         """
-        room, named, new = 0, 0, set[str]()
+        growth, names_count, new_topics = 0, 0, set[str]()
         for item in items:
             properties, names = self._light_topics(item)
             if names:
                 queues = [self._queues.find(name, 0) for name in names]
-                new.update(name for name, queue in zip(names, queues, strict=True) if queue is None)
-                named += len(names)
-                self._check_light(named, len(new))
-                last = [(queue.next_offset if queue else 0) + len(items) for queue in queues]
-                properties = with_places(properties, names, last)
+                new_topics.update(name for name, queue in zip(names, queues, strict=True) if queue is None)
+                names_count += len(names)
+                self._check_light(names_count, len(new_topics))
+                offsets_max = [(queue.next_offset if queue else 0) + len(items) for queue in queues]
+                properties = with_places(properties, names, offsets_max)
                 self._check(body_of(item), properties)
-                room += max(len(properties) - len(properties_of(item)), 0)
-        return room
+                growth += max(len(properties) - len(properties_of(item)), 0)
+        return growth
 
     def _light_topics(self, item: AppendItem) -> tuple[bytes, list[str]]:
         """Return the properties of *item* without offsets in light queues, and the light topics that will index it."""
@@ -398,12 +415,12 @@ class Writer:
             return properties, []
         return properties, light_topics(properties)
 
-    def _fitted(self, properties: bytes) -> bytes:
+    def _fit_properties(self, properties: bytes) -> bytes:
         """Make room for the CRC of a record, or remove the CRC of another record."""
         return with_room_for_record_crc(properties) if self._record_crcs else without_record_crc(properties)
 
-    def _fitted_item(self, item: AppendItem) -> AppendItem:
-        return (*item[:2], self._fitted(properties_of(item)), *item[3:])
+    def _fit_item(self, item: AppendItem) -> AppendItem:
+        return (*item[:2], self._fit_properties(properties_of(item)), *item[3:])
 
     # ---- refusals and room
 
@@ -423,15 +440,17 @@ class Writer:
             text = f"the body has {len(body)} bytes; the maximum is {limit} (store.message_bytes_max)"
             raise Refused(Reason.ILLEGAL, text)
 
-    def _check_light(self, named: int, new: int) -> None:
-        """Raise if a message or a group names too many light topics, or if *new* ones cannot be created."""
+    def _check_light(self, names_count: int, new_count: int) -> None:
+        """Raise if a message or a group names too many light topics, or if *new_count* queues cannot be created."""
         limit = self.config.light_names_max
-        if named > limit:
-            text = f"{named} or more light topics are named together; the maximum is {limit} (store.light_names_max)"
+        if names_count > limit:
+            text = (
+                f"{names_count} or more light topics are named together; the maximum is {limit} (store.light_names_max)"
+            )
             raise Refused(Reason.ILLEGAL, text)
         count, limit = self._queues.light, self.config.light_queues_max
-        if new and count + new > limit:
-            text = f"there are {count} light queues and {new} more are needed; the maximum is {limit}"
+        if new_count and count + new_count > limit:
+            text = f"there are {count} light queues and {new_count} more are needed; the maximum is {limit}"
             raise Refused(Reason.BUSY, f"{text} (store.light_queues_max); delete unused ones")
 
     def roll_for(self, size: int, what: str) -> None:

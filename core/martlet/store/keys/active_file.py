@@ -44,16 +44,16 @@ class ActiveFile:
         """Continue the newest file if it has room; after a crash, count its entries again."""
         if not self._files.items:
             return
-        last = self.item = self._files.items[-1]
+        item = self.item = self._files.items[-1]
         self._slots = memoryview(
-            _swapped(self._files.files.read(last.path, self._slot_count * SLOT_BYTES, HEADER.size))
+            _swap_bytes(self._files.files.read(item.path, self._slot_count * SLOT_BYTES, HEADER.size))
         )
         self._dirty_pages = bytearray(self._slot_count // PAGE_SLOTS + 1)
         if not clean:
             # A crash while slots were written: they may name entries beyond the header's count.
-            newest = max(self._slots)
-            last.count = max(last.count, min(newest, self._entries_max - 1) + 1)
-        self._saved = last.count
+            newest_number = max(self._slots)
+            item.count = max(item.count, min(newest_number, self._entries_max - 1) + 1)
+        self._saved = item.count
         self._entries = bytearray()
 
     def insert(self, key: int, position: int, store_ms: int) -> None:
@@ -62,18 +62,18 @@ class ActiveFile:
         if item is None or item.count >= self._entries_max:
             item = self._begin_file(position, store_ms)
         slot = key % self._slot_count
-        before: int = self._slots[slot]
+        previous: int = self._slots[slot]
         seconds = (store_ms - item.begin_ms) // 1000
         if seconds < 0:
             seconds = 0
         elif seconds > SECONDS_MAX:
             seconds = SECONDS_MAX
-        self._entries += ITEM_PACK(key, position, seconds, before)
+        self._entries += ITEM_PACK(key, position, seconds, previous)
         count = item.count
         self._slots[slot] = count
         self._dirty_pages[slot // PAGE_SLOTS] = 1
         item.count = count + 1
-        if not before:
+        if not previous:
             item.used_slots += 1
         item.end_ms = store_ms
         item.end_position = position
@@ -84,12 +84,12 @@ class ActiveFile:
             # Entries that slots name must survive a power failure.
             self._files.files.sync(self.item.path)
             self.write_slots(self.item.path, self.take_slots())
-        made = self.item = self._files.create(position, store_ms)
+        item = self.item = self._files.create(position, store_ms)
         self._slots = _zeros(self._slot_count)
         self._dirty_pages = bytearray(self._slot_count // PAGE_SLOTS + 1)
         self._entries = bytearray()
         self._saved = 1
-        return made
+        return item
 
     # ---- saving
 
@@ -115,18 +115,18 @@ class ActiveFile:
         item = self.item
         if item is None:
             return []
-        parts: list[tuple[int, bytes]] = []
-        first = self._dirty_pages.find(1)
-        while first >= 0:
-            last = self._dirty_pages.find(0, first)
-            last = len(self._dirty_pages) if last < 0 else last
-            changed = self._slots[first * PAGE_SLOTS : last * PAGE_SLOTS]
-            parts.append((HEADER.size + first * PAGE_BYTES, _swapped(changed.tobytes()).tobytes()))
-            first = self._dirty_pages.find(1, last)
+        changes: list[tuple[int, bytes]] = []
+        first_page = self._dirty_pages.find(1)
+        while first_page >= 0:
+            end_page = self._dirty_pages.find(0, first_page)
+            end_page = len(self._dirty_pages) if end_page < 0 else end_page
+            slots = self._slots[first_page * PAGE_SLOTS : end_page * PAGE_SLOTS]
+            changes.append((HEADER.size + first_page * PAGE_BYTES, _swap_bytes(slots.tobytes()).tobytes()))
+            first_page = self._dirty_pages.find(1, end_page)
         self._dirty_pages = bytearray(len(self._dirty_pages))
-        if parts:
-            parts.append((0, item.header()))
-        return parts
+        if changes:
+            changes.append((0, item.header()))
+        return changes
 
     def write_slots(self, path: str, parts: list[tuple[int, bytes]]) -> None:
         """Write the result of `take_slots` durably into *path*, whose entries are durable. Retried after an error."""
@@ -164,7 +164,7 @@ def _zeros(count: int) -> memoryview:
     return memoryview(memory).cast("i")
 
 
-def _swapped(data: bytes) -> "array[int]":
+def _swap_bytes(data: bytes) -> "array[int]":
     """Return the i32s in *data* converted between big-endian and native order."""
     numbers = array("i", data)
     if sys.byteorder == "little":

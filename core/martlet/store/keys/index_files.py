@@ -50,7 +50,7 @@ class IndexFile:
         )
 
     def seconds_at(self, store_ms: int) -> int:
-        """Return the time in this file's entry of a record that was stored at *store_ms*."""
+        """Return the seconds that this file's entry contains for a record that was stored at *store_ms*."""
         return min(max((store_ms - self.begin_ms) // 1000, 0), SECONDS_MAX)
 
 
@@ -72,16 +72,16 @@ class IndexFiles:
         return HEADER.size + self.slots * SLOT_BYTES + self.entries_max * ITEM_BYTES
 
     def entry_at(self, number: int) -> int:
-        """Return where entry *number* begins in each file."""
+        """Return the position of entry *number* in each file."""
         return HEADER.size + self.slots * SLOT_BYTES + number * ITEM_BYTES
 
     def load(self) -> bool:
         """Find the files; return False if one is damaged and all must be rebuilt."""
         for path in self._paths():
-            found = self._load_file(path)
-            if found is None:
+            item = self._load_file(path)
+            if item is None:
                 return False
-            self.items.append(found)
+            self.items.append(item)
         return True
 
     def _paths(self) -> list[str]:
@@ -93,19 +93,19 @@ class IndexFiles:
     def _load_file(self, path: str) -> IndexFile | None:
         if self.files.size(path) != self.file_bytes:
             return None
-        found = IndexFile(path)
+        item = IndexFile(path)
         (
-            found.begin_ms,
-            found.end_ms,
-            found.begin_position,
-            found.end_position,
-            found.used_slots,
-            found.count,
+            item.begin_ms,
+            item.end_ms,
+            item.begin_position,
+            item.end_position,
+            item.used_slots,
+            item.count,
         ) = HEADER.unpack(self.files.read(path, HEADER.size, 0))
-        found.count = max(found.count, 1)
-        sane = 0 <= found.used_slots <= self.slots and found.count <= self.entries_max
-        sane = sane and 0 <= found.begin_position <= found.end_position and found.begin_ms >= 0
-        return found if sane else None
+        item.count = max(item.count, 1)
+        is_valid = 0 <= item.used_slots <= self.slots and item.count <= self.entries_max
+        is_valid = is_valid and 0 <= item.begin_position <= item.end_position and item.begin_ms >= 0
+        return item if is_valid else None
 
     def total(self) -> int:
         """The number of entries in all files."""
@@ -117,16 +117,16 @@ class IndexFiles:
 
     def create(self, position: int, store_ms: int) -> IndexFile:
         """Add a file whose first entry is of the record at *position*, stored at *store_ms*."""
-        taken = {item.path for item in self.items}
-        at = store_ms
-        while (path := f"{self.directory}/{_name(at)}") in taken:
-            at += 1
+        paths = {item.path for item in self.items}
+        name_ms = store_ms
+        while (path := f"{self.directory}/{_name(name_ms)}") in paths:
+            name_ms += 1
         self.files.create(path, self.file_bytes)
         self.new_names = True
-        made = IndexFile(path)
-        made.begin_ms, made.begin_position = store_ms, position
-        self.items.append(made)
-        return made
+        item = IndexFile(path)
+        item.begin_ms, item.begin_position = store_ms, position
+        self.items.append(item)
+        return item
 
     def clear(self) -> None:
         """Remove all files."""
@@ -149,17 +149,16 @@ class IndexFiles:
     # ---- checks
 
     def covers(self, segments: Segments) -> bool:
-        """Return whether no record with keys is before the first file or between two: then no RocketMQ file is
-        missing.
+        """Return whether the files index every record with keys up to their end, so none but the last can be missing.
 
-        The number of files is recorded nowhere else. If the last one is missing, its keys are indexed again.
+        RocketMQ records the number of its files nowhere. If the last one is missing, its keys are indexed again.
         """
-        covered = segments.start
+        covered_end = segments.start
         for item in self.items:
             if item.count > 1:
-                if not is_keyless(segments, covered, item.begin_position):
+                if not is_keyless(segments, covered_end, item.begin_position):
                     return False
-                covered = max(covered, record_end(segments, item.end_position))
+                covered_end = max(covered_end, record_end(segments, item.end_position))
         return True
 
     def agrees(self, checkpoint: Checkpoint, *, clean: bool) -> bool:
@@ -174,10 +173,10 @@ class IndexFiles:
         A query would not notice zeroed slots, because they name no entries.
         """
         count = 0
-        for first in range(0, self.slots, SLOTS_A_READ):
-            size = min(SLOTS_A_READ, self.slots - first) * SLOT_BYTES
+        for first_slot in range(0, self.slots, SLOTS_A_READ):
+            size = min(SLOTS_A_READ, self.slots - first_slot) * SLOT_BYTES
             try:
-                data = self.files.read(path, size, HEADER.size + first * SLOT_BYTES)
+                data = self.files.read(path, size, HEADER.size + first_slot * SLOT_BYTES)
             except FileNotFoundError:
                 return True  # retention removed it
             count += len(data) // SLOT_BYTES - array("i", data).count(0)

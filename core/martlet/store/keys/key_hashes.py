@@ -31,10 +31,10 @@ class KeyHashes:
             queue.topic_hash = hash_code(queue.topic_bytes + b"#")
         if SUFFIX_BYTES <= size < 256 and key.isascii():
             prefix = key[:-SUFFIX_BYTES]
-            known = self._prefixes.get(prefix)
-            if known is None:
-                known = self._remember(prefix)
-            code: int = sum(map(mul, key[-SUFFIX_BYTES:], SUFFIX_POWERS), known + queue.topic_hash * POWER[size])
+            prefix_hash = self._prefixes.get(prefix)
+            if prefix_hash is None:
+                prefix_hash = self._remember(prefix)
+            code: int = sum(map(mul, key[-SUFFIX_BYTES:], SUFFIX_POWERS), prefix_hash + queue.topic_hash * POWER[size])
             code &= 0xFFFFFFFF
         else:
             code = hash_code(b"%b#%b" % (queue.topic_bytes, key))

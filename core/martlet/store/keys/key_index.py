@@ -39,7 +39,7 @@ DRAINED_AT_ONCE: Final = 256
 
 @final
 class KeyIndex:
-    """The index of all keys: its ``files``, the ``active`` one of them, and the messages that wait to be indexed."""
+    """The index of all keys: its ``files``, the ``active`` file among them, and messages that wait to be indexed."""
 
     def __init__(self, files: Files, directory: str, slots: int, entries_max: int) -> None:
         self.files = IndexFiles(files, directory, slots, entries_max)
@@ -55,11 +55,11 @@ class KeyIndex:
         # A thread is writing the result of `ActiveFile.take_slots`.
         self.saving = False
         self.pending: deque[Waiting] = deque()
-        # Size of the waiting properties, and the work that they are: the number of messages and of spaces between keys.
+        # Bytes of the waiting properties, and the keys in them at most: one per message, and one per space.
         self.pending_bytes = self.pending_keys = 0
-        # Keys left of the first waiting message, which has so many that they take several slices; None before it
-        # begins.
-        self._rest: list[bytes] | None = None
+        # Keys of the first waiting message that are not indexed yet, if it has so many that they take several slices;
+        # None before its first slice.
+        self._keys_left: list[bytes] | None = None
 
     def begin(self, checkpoint: Checkpoint | None, segments: Segments, end: int, *, clean: bool) -> None:
         """Load the existing files for a log in *segments* up to *end*; keys are missing from `position` on.
@@ -68,14 +68,14 @@ class KeyIndex:
         header that is newer than its slots.
         """
         start = segments.start
-        files, loaded = self.files, self.files.load()
-        ours = checkpoint is not None and checkpoint.position >= 0
-        foreign = not ours and checkpoint is not None and not checkpoint.known
-        if loaded and clean and foreign and files.items and files.covers(segments):
+        files, are_loaded = self.files, self.files.load()
+        is_own = checkpoint is not None and checkpoint.position >= 0
+        is_foreign = not is_own and checkpoint is not None and not checkpoint.known
+        if are_loaded and clean and is_foreign and files.items and files.covers(segments):
             # These are RocketMQ's files.
             self.active.reopen(clean=False)
             self.position = min(max(max(item.end_position for item in files.items), start), end)
-        elif loaded and checkpoint is not None and ours and files.agrees(checkpoint, clean=clean):
+        elif are_loaded and checkpoint is not None and is_own and files.agrees(checkpoint, clean=clean):
             if not (clean or checkpoint.shared):
                 files.remove_begun_after(checkpoint.index_position)
             self.unchecked = [(item.path, item.used_slots) for item in files.items]
@@ -117,17 +117,17 @@ class KeyIndex:
         """Drop the waiting messages; a reader of the log from ``position`` on finds them again."""
         self.pending.clear()
         self.pending_bytes = self.pending_keys = 0
-        self._rest = None
+        self._keys_left = None
 
     def drain(self, budget: int) -> bool:
         """Index about *budget* waiting messages and keys, 2 us each; return whether more are waiting."""
         pending = self.pending
         while pending and budget > 0:
-            if self.saving and self._nearly_full():
+            if self.saving and self._is_nearly_full():
                 break
             _, _, end, _, properties = pending[0]
             budget = self.index(pending[0], budget)
-            if self._rest is not None:
+            if self._keys_left is not None:
                 break
             pending.popleft()
             self.pending_bytes -= len(properties)
@@ -135,9 +135,9 @@ class KeyIndex:
             self.position = end
         return bool(pending)
 
-    def index(self, waiting: Waiting, budget: int) -> int:
-        """Index about *budget* keys of the message; return the budget left. Call it again while `is_within`."""
-        queue, position, _, store_ms, properties = waiting
+    def index(self, message: Waiting, budget: int) -> int:
+        """Index about *budget* keys of *message*; return the unused budget. Call it again while `is_within`."""
+        queue, position, _, store_ms, properties = message
         if properties.find(b"KEY") < 0:
             if store_ms > self.store_ms:
                 self.store_ms = store_ms
@@ -145,25 +145,25 @@ class KeyIndex:
         if len(properties) <= SHORT_BYTES:
             self.put(queue, position, store_ms, properties)
             return budget - 1 - properties.count(b" ")
-        rest = self._rest
-        if rest is None:
-            rest = _keys_in(properties)
-        for key in rest[-budget:]:
+        keys = self._keys_left
+        if keys is None:
+            keys = _keys_in(properties)
+        for key in keys[-budget:]:
             if key:
                 self.active.insert(self.hashes.of(queue, key), position, store_ms)
-        left = budget - len(rest)
-        del rest[-budget:]
-        self._rest = rest or None
-        if self._rest is None and store_ms > self.store_ms:
+        budget_left = budget - len(keys)
+        del keys[-budget:]
+        self._keys_left = keys or None
+        if self._keys_left is None and store_ms > self.store_ms:
             self.store_ms = store_ms
-        return left - 1
+        return budget_left - 1
 
     @property
     def is_within(self) -> bool:
         """Whether a message has both keys that are indexed and keys that are not."""
-        return self._rest is not None
+        return self._keys_left is not None
 
-    def _nearly_full(self) -> bool:
+    def _is_nearly_full(self) -> bool:
         """Return whether one message could fill the active file; two threads must not write its slots at once."""
         item = self.active.item
         return item is not None and item.count + KEYS_MAX >= self.files.entries_max
@@ -236,22 +236,22 @@ class KeyIndex:
     def _chain(self, item: IndexFile, code: int) -> Generator[tuple[int, int] | Blocking[bytes] | None, None, None]:
         """Yield position and seconds of each entry with the hash *code*; at the end of a slice yield as `Steps` do."""
         slot = code % self.files.slots
-        number = yield from self._newest(item, slot)
+        number = yield from self._newest_number(item, slot)
         for walked in range(1, CHAIN_MAX + 1):
             if walked % WALKED_AT_ONCE == 0:
                 yield None
             if not number:
                 return
             entry = (yield from self._entry(item, number)) if 0 < number < item.count else b""
-            key, position, seconds, before = ITEM.unpack(entry) if len(entry) == ITEM_BYTES else (-1, 0, 0, 0)
-            if key < 0 or key % self.files.slots != slot or not 0 <= before < number:
+            key, position, seconds, previous = ITEM.unpack(entry) if len(entry) == ITEM_BYTES else (-1, 0, 0, 0)
+            if key < 0 or key % self.files.slots != slot or not 0 <= previous < number:
                 self.damaged = item in self.files.items  # otherwise retention removed it meanwhile
                 return
             if key == code:
                 yield position, seconds
-            number = before
+            number = previous
 
-    def _newest(self, item: IndexFile, slot: int) -> Steps[int]:
+    def _newest_number(self, item: IndexFile, slot: int) -> Steps[int]:
         if item is self.active.item:
             return self.active.newest_in_slot(slot)
         return (yield from self.files.newest_in_slot(item, slot))

@@ -49,5 +49,5 @@ def record_end(segments: Segments, position: int) -> int:
 def _has_keys(record: RecordView) -> bool:
     """Return whether the record is indexed by key; a record of a rolled back transaction is not."""
     properties = record.properties
-    named = b"UNIQ_KEY\x01" in properties or b"KEYS\x01" in properties
-    return named and record.sys_flag & TRANSACTION_MASK != ROLLBACK
+    has_keys = b"UNIQ_KEY\x01" in properties or b"KEYS\x01" in properties
+    return has_keys and record.sys_flag & TRANSACTION_MASK != ROLLBACK

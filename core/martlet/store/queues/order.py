@@ -76,37 +76,37 @@ class Order:
             self._decide(queue, suspect, offset)
         if offset == queue.next_offset:
             queue.add(position, size, code)
-        elif self._may_begin(queue, offset, position):
+        elif self._may_begin_at(queue, offset, position):
             queue.begin_at(offset)
             self._guessed.add(queue)
             queue.add(position, size, code)
         else:
             self.suspects[queue] = _Suspect(offset, position, size, code)
 
-    def _may_begin(self, queue: Queue, offset: int, position: int) -> bool:
+    def _may_begin_at(self, queue: Queue, offset: int, position: int) -> bool:
         """Return whether an unknown queue can begin with *offset*: whether enough records may have been before."""
-        unknown = self.guess and not queue.next_offset and queue.topic not in self._settled_topics
-        return unknown and (self.foreign or 0 < offset <= position // RECORD_BYTES_MIN)
+        is_unknown = self.guess and not queue.next_offset and queue.topic not in self._settled_topics
+        return is_unknown and (self.foreign or 0 < offset <= position // RECORD_BYTES_MIN)
 
     def _decide(self, queue: Queue, suspect: _Suspect, offset: int) -> None:
         """Decide on *suspect*; the next record has *offset*."""
-        following = queue.next_offset
+        next_offset = queue.next_offset
         if offset == suspect.offset + 1:
             self._believe(queue, suspect)
-        elif offset == following + 1:
+        elif offset == next_offset + 1:
             # The suspect took this offset.
             self._lose(suspect.position)
             queue.add_holes(1, suspect.position)
-        elif following < suspect.offset < offset and self._damage_hides(queue, offset - following - 1):
+        elif next_offset < suspect.offset < offset and self._damage_hides(queue, offset - next_offset - 1):
             self._jump(queue, suspect)
         else:
             self._lose(suspect.position)
 
     def _believe(self, queue: Queue, suspect: _Suspect) -> None:
         """Accept two records that agree with each other but not with earlier ones."""
-        alone = queue in self._guessed and queue.next_offset - queue.stored_from == 1
+        is_alone = queue in self._guessed and queue.next_offset - queue.stored_from == 1
         gap = suspect.offset - queue.next_offset
-        if alone and not (gap > 0 and self._damage_hides(queue, gap)):
+        if is_alone and not (gap > 0 and self._damage_hides(queue, gap)):
             self._lose(queue.last_end)
             self._begin_at(queue, suspect.offset)
         elif gap < 0 and suspect.offset > queue.stored_from:
@@ -145,11 +145,12 @@ class Order:
         if suspect is None:
             return
         gap = suspect.offset - queue.next_offset
-        believed = suspect.offset + 1 == end or gap == 1 or (gap > 0 and self._damage_hides(queue, gap))
+        is_real = suspect.offset + 1 == end or gap == 1 or (gap > 0 and self._damage_hides(queue, gap))
         if self.foreign and end < 0:
-            again = suspect.offset == 0 and queue.next_offset & (queue.next_offset - 1)
-            believed = believed or 0 < gap <= FOREIGN_GAP_MAX or bool(again)
-        if believed:
+            # One flipped bit turns a power of two into 0, so then offset 0 may be damage instead of a new topic.
+            is_recreated = suspect.offset == 0 and queue.next_offset & (queue.next_offset - 1)
+            is_real = is_real or 0 < gap <= FOREIGN_GAP_MAX or bool(is_recreated)
+        if is_real:
             self._jump(queue, suspect)
         else:
             self._lose(suspect.position)

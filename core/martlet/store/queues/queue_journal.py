@@ -31,7 +31,7 @@ SLACK_BYTES: Final = 1024 * 1024
 
 HEAD: Final = Struct(">BH")  # kind, size of the topic's name, which follows
 # Queue id; first offset and the log start for which it is valid; next offset; log position after its last record; CRC
-# of the last, incomplete block; number of the first block that follows, and their number.
+# of the last, incomplete block; number of the first block whose CRC follows, and the count of these CRCs.
 STATE: Final = Struct(">iqqqqIqI")
 # Queue id; the offset before which consumers get no message.
 EXPIRY: Final = Struct(">iq")
@@ -39,7 +39,7 @@ EXPIRY: Final = Struct(">iq")
 
 @final
 class QueueState:
-    """One queue at a checkpoint; ``crcs`` are those of its blocks from number ``base`` on."""
+    """One queue at a checkpoint; ``crcs`` belong to its blocks from number ``base`` on."""
 
     __slots__ = ("base", "crcs", "expired_to", "first_offset", "first_start", "last_end", "next_offset", "running")
 
@@ -53,21 +53,24 @@ class QueueState:
         self.base = 0
         self.crcs = array("I")
 
-    def take(self, base: int, crcs: "array[int]") -> None:
+    def set_crcs(self, base: int, crcs: "array[int]") -> None:
         """Set *crcs* for the blocks from number *base* on."""
-        kept = base - self.base
-        if not 0 <= kept <= len(self.crcs):
+        kept_count = base - self.base
+        if not 0 <= kept_count <= len(self.crcs):
             self.base, self.crcs = base, crcs
             return
-        del self.crcs[kept:]
+        del self.crcs[kept_count:]
         self.crcs.extend(crcs)
 
 
 def encode_queue(queue: Queue, log_start: int, *, whole: bool) -> bytes:
-    """Return the changes of *queue* since it was last encoded, or all of it; *log_start* is -1 if that is behind."""
+    """Return the changes of *queue* since it was last encoded, or with *whole* its complete state.
+
+    Its first offset is valid while the log begins at *log_start*; -1 if it was not updated after the log's start moved.
+    """
     base, crcs = queue.blocks
-    begin = base if whole else max(base, min(queue.journaled, base + len(crcs)))
-    part = crcs[begin - base :]
+    first_block = base if whole else max(base, min(queue.journaled, base + len(crcs)))
+    new_crcs = crcs[first_block - base :]
     queue.journaled = base + len(crcs)
     state = STATE.pack(
         queue.queue_id,
@@ -76,17 +79,17 @@ def encode_queue(queue: Queue, log_start: int, *, whole: bool) -> bytes:
         queue.saved,
         queue.saved_end,
         queue.mark[1],
-        begin,
-        len(part),
+        first_block,
+        len(new_crcs),
     )
     name = queue.topic_bytes
-    pieces = [HEAD.pack(KIND_QUEUE, len(name)), name, state, _turned(part).tobytes()]
+    pieces = [HEAD.pack(KIND_QUEUE, len(name)), name, state, _swap_bytes(new_crcs).tobytes()]
     if queue.expired_to:
         pieces += HEAD.pack(KIND_EXPIRY, len(name)), name, EXPIRY.pack(queue.queue_id, queue.expired_to)
     return b"".join(pieces)
 
 
-def _turned(crcs: "array[int]") -> "array[int]":
+def _swap_bytes(crcs: "array[int]") -> "array[int]":
     """Return *crcs* converted to little-endian order, or back."""
     if sys.byteorder == "big":
         crcs.byteswap()
@@ -122,22 +125,26 @@ def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
                 continue
             if kind != KIND_QUEUE:
                 raise ValueError(f"the journal of queues has an entry of unknown kind {kind}")
-            queue_id, first, start, following, last_end, running, base, count = STATE.unpack_from(data, at)
-            at += STATE.size
-            of_topic = topics.setdefault(name, {})
-            state = of_topic.get(queue_id)
-            if state is None:
-                state = of_topic[queue_id] = QueueState()
-            state.first_offset, state.first_start, state.expired_to = first, start, 0
-            state.next_offset, state.last_end, state.running = following, last_end, running
-            crcs = _turned(array("I", data[at : at + 4 * count]))
-            at += 4 * count
-            state.take(base, crcs)
+            at += _apply_state(topics.setdefault(name, {}), data, at)
     except error as reason:
         raise ValueError("the journal of queues is truncated") from reason
     except KeyError as reason:
         raise ValueError("the journal of queues names an unknown queue") from reason
     return topics
+
+
+def _apply_state(queues: dict[int, QueueState], data: bytes, at: int) -> int:
+    """Set the state of a queue from the entry at *at*, and return the entry's size; *queues* are a topic's, by id."""
+    queue_id, first_offset, first_start, next_offset, last_end, running, base, count = STATE.unpack_from(data, at)
+    state = queues.get(queue_id)
+    if state is None:
+        state = queues[queue_id] = QueueState()
+    state.first_offset, state.first_start, state.expired_to = first_offset, first_start, 0
+    state.next_offset, state.last_end, state.running = next_offset, last_end, running
+    crcs_at = at + STATE.size
+    crcs = _swap_bytes(array("I", data[crcs_at : crcs_at + 4 * count]))
+    state.set_crcs(base, crcs)
+    return STATE.size + 4 * len(crcs)
 
 
 @final
@@ -192,7 +199,7 @@ class QueueJournal:
     def write(self, parts: list[bytes], *, whole: bool, into: Checkpoint) -> None:
         """Write *parts* durably, appended or as a new generation, and store their location in *into*."""
         if whole:
-            self._begin(parts)
+            self._write_generation(parts)
         elif parts:
             path = self._path(self.generation)
             self.length, self.crc = self._write_parts(path, parts, self.length, self.crc)
@@ -207,7 +214,7 @@ class QueueJournal:
             crc = crc32(part, crc)
         return length, crc
 
-    def _begin(self, parts: list[bytes]) -> None:
+    def _write_generation(self, parts: list[bytes]) -> None:
         generation = max([*self._generations(), -1]) + 1
         path = self._path(generation)
         try:

@@ -203,17 +203,17 @@ class Queue:
 
     def add_to_crcs(self, entries: bytes, block_bytes: int) -> None:
         """Add *entries*, which were written from `saved` on, to the CRCs."""
-        within = self.saved * ENTRY_BYTES % block_bytes
-        crc, known = self.mark[1], self.mark[1] != UNKNOWN or not within
+        block_bytes_done = self.saved * ENTRY_BYTES % block_bytes
+        crc, is_known = self.mark[1], self.mark[1] != UNKNOWN or not block_bytes_done
         at = 0
         while at < len(entries):
-            part = entries[at : at + block_bytes - within]
-            crc = crc32(part, crc) if known else UNKNOWN
-            at += len(part)
-            within += len(part)
-            if within == block_bytes:
+            block_part = entries[at : at + block_bytes - block_bytes_done]
+            crc = crc32(block_part, crc) if is_known else UNKNOWN
+            at += len(block_part)
+            block_bytes_done += len(block_part)
+            if block_bytes_done == block_bytes:
                 self._add_block((self.saved * ENTRY_BYTES + at) // block_bytes - 1, crc)
-                crc, known, within = 0, True, 0
+                crc, is_known, block_bytes_done = 0, True, 0
         self.saved += len(entries) // ENTRY_BYTES
         self.mark = self.saved, crc
         position, size = POSITION_SIZE.unpack_from(entries, len(entries) - ENTRY_BYTES)
@@ -283,7 +283,7 @@ class QueueFiles:
     def read(self, queue: Queue, offset: int, count: int) -> bytes:
         """Return entries from *offset* on, at most *count* and from one file; empty if there are none."""
         try:
-            data = self.files.read(*self._place(queue, offset, count))
+            data = self.files.read(*self._locate(queue, offset, count))
         except FileNotFoundError:
             return b""
         return data[: len(data) - len(data) % ENTRY_BYTES]
@@ -291,16 +291,20 @@ class QueueFiles:
     def read_now(self, queue: Queue, offset: int, count: int) -> bytes | None:
         """As `read`, but return None if the read would wait for the disk."""
         try:
-            data = self.files.read_now(*self._place(queue, offset, count))
+            data = self.files.read_now(*self._locate(queue, offset, count))
         except FileNotFoundError:
             return b""
         return bytes(data[: len(data) - len(data) % ENTRY_BYTES]) if data is not None else None
 
-    def _place(self, queue: Queue, offset: int, count: int) -> tuple[str, int, int]:
+    def _locate(self, queue: Queue, offset: int, count: int) -> tuple[str, int, int]:
         """Return path, size and position of up to *count* entries in the file of *offset*."""
-        at = offset * ENTRY_BYTES
-        within = at % self.file_bytes
-        return self.path_of(queue, at - within), min(count * ENTRY_BYTES, self.file_bytes - within), within
+        position = offset * ENTRY_BYTES
+        file_position = position % self.file_bytes
+        return (
+            self.path_of(queue, position - file_position),
+            min(count * ENTRY_BYTES, self.file_bytes - file_position),
+            file_position,
+        )
 
     def write(self, queue: Queue, offset: int, entries: memoryview) -> set[str]:
         """Write *entries* from *offset* on and return the paths to sync.
@@ -308,32 +312,32 @@ class QueueFiles:
         The files of a queue that begins contain only these entries afterwards; after an error, the next write ensures
         that.
         """
-        written: set[str] = set()
-        at = offset * ENTRY_BYTES
+        paths: set[str] = set()
+        position = offset * ENTRY_BYTES
         if queue.begins:
             # The existing files belong to a deleted queue.
             self.remove(queue.topic, queue.queue_id)
             # Blanks as RocketMQ writes them, so that the queue ends where its entries end (ConsumeQueue.fillPreBlank).
-            within = at % self.file_bytes
-            at -= within
-            entries = memoryview(BLANK_ENTRY * (within // ENTRY_BYTES) + bytes(entries))
+            file_position = position % self.file_bytes
+            position -= file_position
+            entries = memoryview(BLANK_ENTRY * (file_position // ENTRY_BYTES) + bytes(entries))
         if queue.unsure_names:
             self._note_names(queue)
             queue.unsure_names = False
         while entries:
-            within = at % self.file_bytes
-            part = entries[: self.file_bytes - within]
-            path = self.path_of(queue, at - within)
+            file_position = position % self.file_bytes
+            part = entries[: self.file_bytes - file_position]
+            path = self.path_of(queue, position - file_position)
             try:
                 if self.files.size(path) != self.file_bytes:
                     self.files.truncate(path, self.file_bytes)
             except FileNotFoundError:
                 self._create(queue, path)
-            self.files.write(path, part, within)
-            written.add(path)
-            at += len(part)
+            self.files.write(path, part, file_position)
+            paths.add(path)
+            position += len(part)
             entries = entries[len(part) :]
-        return written
+        return paths
 
     def _create(self, queue: Queue, path: str) -> None:
         directory = self.directory_of(queue.topic, queue.queue_id)
@@ -357,13 +361,13 @@ class QueueFiles:
 
     def complete(self, queue: Queue) -> set[str]:
         """Extend all files of *queue* to their full size, which RocketMQ checks; return the paths of changed files."""
-        changed: set[str] = set()
+        paths: set[str] = set()
         for start in self.starts(queue):
             path = self.path_of(queue, start)
             if self.files.size(path) != self.file_bytes:
                 self.files.truncate(path, self.file_bytes)
-                changed.add(path)
-        return changed
+                paths.add(path)
+        return paths
 
     def cut(self, queue: Queue, end: int) -> None:
         """Ensure that the files have no entries from offset *end* on."""
@@ -376,11 +380,11 @@ class QueueFiles:
             elif start + self.file_bytes > at and self.files.next_data(path, at - start) < self.file_bytes:
                 self.files.clear(path, at - start)
 
-    def remove_before(self, queue: Queue, first: int) -> None:
-        """Remove files whose entries are all before offset *first*; the last file stays."""
-        starts = self.starts(queue) if first >= self.file_entries else []
+    def remove_before(self, queue: Queue, first_offset: int) -> None:
+        """Remove files whose entries are all before offset *first_offset*; the last file stays."""
+        starts = self.starts(queue) if first_offset >= self.file_entries else []
         for start in starts[:-1]:
-            if start + self.file_bytes <= first * ENTRY_BYTES:
+            if start + self.file_bytes <= first_offset * ENTRY_BYTES:
                 self.files.unlink(self.path_of(queue, start))
 
     def remove(self, topic: str, queue_id: int) -> None:
@@ -403,8 +407,10 @@ class QueueFiles:
             self._remove_directory(f"{directory}/{queue_id}")
         self._remove_directory(directory)
         if names:
-            gone = {path for path in self.new_directories if path == directory or path.startswith(f"{directory}/")}
-            self.new_directories.difference_update(gone)
+            removed_directories = {
+                path for path in self.new_directories if path == directory or path.startswith(f"{directory}/")
+            }
+            self.new_directories.difference_update(removed_directories)
             self.new_directories.add(self.directory)
 
     def _remove_directory(self, path: str) -> None:
@@ -512,7 +518,7 @@ class Queues:
         """As `load_entries`, but return None if the read would wait for the disk."""
         if offset >= queue.tail_offset:
             return self.load_entries(queue, offset, count)
-        return self._saved(queue, offset, min(count, queue.tail_offset - offset), self.files.read_now)
+        return self._read_saved(queue, offset, min(count, queue.tail_offset - offset), self.files.read_now)
 
     def entries_in_steps(self, queue: Queue, offset: int, count: int) -> Steps[bytes]:
         """As `load_entries`, but wait for the disk in a worker thread."""
@@ -523,17 +529,17 @@ class Queues:
 
     def saved_entries(self, queue: Queue, offset: int, count: int) -> bytes:
         """As `load_entries`, but read only files; threads may call it."""
-        data = self._saved(queue, offset, count, self.files.read)
+        data = self._read_saved(queue, offset, count, self.files.read)
         assert data is not None
         return data
 
-    def _saved(self, queue: Queue, offset: int, count: int, read: ReadEntries) -> bytes | None:
+    def _read_saved(self, queue: Queue, offset: int, count: int, read_entries: ReadEntries) -> bytes | None:
         block_entries = self.files.block_entries
         block = offset // block_entries
         at = (offset - block * block_entries) * ENTRY_BYTES
-        data = self._cached(queue, block)
+        data = self._find_cached(queue, block)
         if data is None or at >= len(data):
-            data = self._checked_block(queue, block, read)
+            data = self._read_block(queue, block, read_entries)
             if data is None:
                 return None
             with self._lock:
@@ -542,7 +548,7 @@ class Queues:
                     self._cache.popitem(last=False)
         return data[at : at + count * ENTRY_BYTES]
 
-    def _cached(self, queue: Queue, block: int) -> bytes | None:
+    def _find_cached(self, queue: Queue, block: int) -> bytes | None:
         with self._lock:
             data = self._cache.get((queue, block))
             if data is not None:
@@ -555,34 +561,34 @@ class Queues:
         Raises:
           BlockDamaged: it differs from the block that was written.
         """
-        data = self._checked_block(queue, block, self.files.read)
+        data = self._read_block(queue, block, self.files.read)
         assert data is not None
         return data
 
-    def _checked_block(self, queue: Queue, block: int, read: ReadEntries) -> bytes | None:
-        saved, running = queue.mark
-        entries = self.files.block_entries
-        count = min(entries, saved - block * entries)
-        crc = running if count < entries else queue.crc_of(block)
+    def _read_block(self, queue: Queue, block: int, read_entries: ReadEntries) -> bytes | None:
+        saved, last_block_crc = queue.mark
+        block_entries = self.files.block_entries
+        count = min(block_entries, saved - block * block_entries)
+        crc = last_block_crc if count < block_entries else queue.crc_of(block)
         rebuilt = self.rebuilt.get((queue, block), b"") if self.rebuilt else b""
         if rebuilt and len(rebuilt) == count * ENTRY_BYTES:
             return rebuilt
-        data = read(queue, block * entries, count) if count > 0 else b""
+        data = read_entries(queue, block * block_entries, count) if count > 0 else b""
         if data is None:
             return None
         if crc != UNKNOWN and (len(data) != count * ENTRY_BYTES or crc32(data) != crc):
-            if (block + 1) * entries <= queue.stored_from:
+            if (block + 1) * block_entries <= queue.stored_from:
                 return b""  # retention removed it in the meantime
             raise BlockDamaged(queue)
         return data
 
     def forget_blocks(self, *queues: Queue) -> None:
         """Drop cached blocks of *queues*, whose files changed."""
-        wanted = set(queues)
+        changed_queues = set(queues)
         with self._lock:
-            for key in [key for key in self._cache if key[0] in wanted]:
+            for key in [key for key in self._cache if key[0] in changed_queues]:
                 del self._cache[key]
-        for key in [key for key in self.rebuilt if key[0] in wanted]:
+        for key in [key for key in self.rebuilt if key[0] in changed_queues]:
             del self.rebuilt[key]
 
     def position_at(self, queue: Queue, offset: int) -> int:
@@ -624,7 +630,7 @@ class Queues:
     def note_saved(self, unsaved: Unsaved) -> None:
         """Note that the entries are in their files: add them to the CRCs, and drop older entries from memory."""
         queue, data = unsaved
-        kept = 0
+        kept_count = 0
         if data:
             if queue.begins:
                 blanks = queue.saved % self.files.block_entries
@@ -632,11 +638,11 @@ class Queues:
                 queue.begins = False
             queue.add_to_crcs(data, self.files.block_bytes)
             self.note_change(queue)
-            kept = min(KEPT_ENTRIES, queue.saved - queue.tail_offset)
-        gone = queue.saved - kept - queue.tail_offset
-        if gone > 0:
-            del queue.tail[: gone * ENTRY_BYTES]
-            queue.tail_offset += gone
+            kept_count = min(KEPT_ENTRIES, queue.saved - queue.tail_offset)
+        dropped_count = queue.saved - kept_count - queue.tail_offset
+        if dropped_count > 0:
+            del queue.tail[: dropped_count * ENTRY_BYTES]
+            queue.tail_offset += dropped_count
         if queue.saved == queue.next_offset and not queue.tail:
             queue.dirty = False
             queue.tail = bytearray()
@@ -650,12 +656,12 @@ class Queues:
         else:
             queue.tail, queue.tail_offset = bytearray(), offset
         if offset < queue.saved:
-            block, within = divmod(offset, self.files.block_entries)
+            block, block_count = divmod(offset, self.files.block_entries)
             base, crcs = queue.blocks
             queue.blocks = base, crcs[: max(block - base, 0)]
             queue.saved, queue.journaled = offset, min(queue.journaled, block)
-            data = self.files.read(queue, offset - within, within) if within else b""
-            queue.mark = offset, crc32(data) if within else UNKNOWN
+            data = self.files.read(queue, offset - block_count, block_count) if block_count else b""
+            queue.mark = offset, crc32(data) if block_count else UNKNOWN
         self.forget_blocks(queue)
         self.touch(queue)
 
@@ -667,19 +673,19 @@ class Queues:
         Returns False if that offset is in a damaged block.
         """
         try:
-            first = self.first_behind(queue, queue.stored_from, queue.next_offset, start)
+            first_offset = self.first_behind(queue, queue.stored_from, queue.next_offset, start)
         except BlockDamaged:
             if self.on_damage is not None:
                 self.on_damage(queue)
             return False
-        if first != queue.stored_from:
-            queue.store_from(first)
+        if first_offset != queue.stored_from:
+            queue.store_from(first_offset)
             base, crcs = queue.blocks
-            gone = min(first // self.files.block_entries - base, len(crcs))
-            if gone > 0:
-                queue.blocks = base + gone, crcs[gone:]
+            removed_blocks = min(first_offset // self.files.block_entries - base, len(crcs))
+            if removed_blocks > 0:
+                queue.blocks = base + removed_blocks, crcs[removed_blocks:]
             self.note_change(queue)
-            self.files.remove_before(queue, first)
+            self.files.remove_before(queue, first_offset)
         return True
 
     def first_behind(self, queue: Queue, low: int, end: int, start: int) -> int:
@@ -693,18 +699,19 @@ class Queues:
             return low
         while low < high:
             middle = (low + high) // 2
-            at = self._real_from(queue, middle, high)
+            at = self._skip_holes(queue, middle, high)
             if at == high or self.checked_position(queue, at) >= start:
                 high = middle
             else:
                 low = at + 1
-        return self._real_from(queue, low, end)
+        return self._skip_holes(queue, low, end)
 
     def checked_position(self, queue: Queue, offset: int) -> int:
         """As `position_at`, but raises `BlockDamaged`."""
         return position_in(self.load_entries(queue, offset, 1))
 
-    def _real_from(self, queue: Queue, offset: int, end: int) -> int:
+    def _skip_holes(self, queue: Queue, offset: int, end: int) -> int:
+        """Return the first offset from *offset* on that has a record; *end* if there is none before it."""
         while offset < end and self.checked_position(queue, offset) < 0:
             offset += 1
         return offset
@@ -731,6 +738,7 @@ class Queues:
 
 
 def position_in(entry: bytes) -> int:
+    """Return the log position in *entry*; -1 if the entry is missing, or stands for a lost message."""
     if len(entry) < ENTRY_BYTES:
         return -1
     position, size = POSITION_SIZE.unpack_from(entry)
