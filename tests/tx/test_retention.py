@@ -17,7 +17,7 @@ from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock
 from martlet_tx.config import TxConfig
 from martlet_tx.formats import PARK_TOPIC
-from martlet_tx.journal_codec import checked
+from martlet_tx.journal_codec import checked_note
 
 CONFIG = TxConfig(immunity_ms=6000, checks_max=15)
 # Ten records fill a segment. Removal is forced by the disk, so age does not matter.
@@ -48,7 +48,7 @@ class Kept(Workload):
         await found.end(self.placed["committed"], commit=True)
         await found.end(self.placed["rolled back"], commit=False)
         for _ in range(3):
-            found.broker.journal("tx").note(checked([self.placed["checked"].queue_offset]))
+            found.broker.journal("tx").note(checked_note([self.placed["checked"].queue_offset]))
         await self.fill(found)
         return found
 

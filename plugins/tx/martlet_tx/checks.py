@@ -19,7 +19,7 @@ from martlet.contracts import HalfMessage, Producers
 from martlet.errors import MartletError, Refused, StoreFailed
 from martlet_tx.config import TxConfig
 from martlet_tx.formats import CID, HALF_TOPIC, NAME, OP_TOPIC, immunity_ms
-from martlet_tx.journal_codec import adopted, checked
+from martlet_tx.journal_codec import adopted_note, checked_note
 from martlet_tx.transactions import HeldTransactions
 
 __all__ = ["Checks"]
@@ -42,10 +42,10 @@ class Checks:
         self._config = config
         self._held = held
         self._journal = broker.journal(NAME)
-        self._sent: Counter[str] = Counter()  # bytes sent in this round, by group
+        self._sent_bytes: Counter[str] = Counter()  # bytes sent in this round, by group
         # Group -> the half message at which its checks begin, in this round and in the next one.
-        self._begins: dict[str, int] = {}
-        self._begins_next: dict[str, int] = {}
+        self._start_offsets: dict[str, int] = {}
+        self._next_start_offsets: dict[str, int] = {}
         self.sent = self.unanswerable = self.lost = 0
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -78,10 +78,10 @@ class Checks:
           Refused: the disk is full.
           StoreFailed: the disk failed.
         """
-        self._sent.clear()
-        self._begins_next = {}
+        self._sent_bytes.clear()
+        self._next_start_offsets = {}
         await self._check_all()
-        self._begins = self._begins_next
+        self._start_offsets = self._next_start_offsets
 
     async def _check_all(self) -> None:
         halves = self._held.state.halves
@@ -96,8 +96,8 @@ class Checks:
                     return
                 await trio.lowlevel.checkpoint()
 
-    def _drop(self, lost: Sequence[int]) -> None:
-        for offset in lost:
+    def _drop(self, lost_offsets: Sequence[int]) -> None:
+        for offset in lost_offsets:
             if self._held.is_pending(offset):
                 log.error("half message %d is damaged or was removed; its transaction cannot be committed", offset)
                 self._held.drop(offset)
@@ -106,18 +106,18 @@ class Checks:
     async def _check(self, halves: Sequence[HalfMessage]) -> bool:
         """Check the due transactions of *halves*; return False after the first that is too young."""
         now, config = self._broker.clock.now_ms(), self._config
-        due: list[HalfMessage] = []
-        go_on = True
+        due_halves: list[HalfMessage] = []
+        are_all_old_enough = True
         for half in halves:
             record = half.record
             if 0 <= now - record.store_ms < config.immunity_ms:
-                go_on = False
+                are_all_old_enough = False
                 break
             if self._held.is_pending(record.queue_offset) and self._is_due(half, now):
-                due.append(half)
-        if due:
-            await self._ask_all(due)
-        return go_on
+                due_halves.append(half)
+        if due_halves:
+            await self._ask_all(due_halves)
+        return are_all_old_enough
 
     def _is_due(self, half: HalfMessage, now: int) -> bool:
         """Return whether to check *half* now; park *half* if checks are of no more use."""
@@ -131,35 +131,35 @@ class Checks:
         if 0 <= age_ms <= immunity_ms(record.properties, self._config.immunity_ms):
             return False
         group = half.group
-        if group in self._begins_next or record.queue_offset < self._begins.get(group, 0):
+        if group in self._next_start_offsets or record.queue_offset < self._start_offsets.get(group, 0):
             return False
-        sent = self._sent[group]
-        if sent and sent + record.size > self._config.check_bytes_max:
-            self._begins_next[group] = record.queue_offset
+        sent_bytes = self._sent_bytes[group]
+        if sent_bytes and sent_bytes + record.size > self._config.check_bytes_max:
+            self._next_start_offsets[group] = record.queue_offset
             return False
-        self._sent[group] += record.size
+        self._sent_bytes[group] += record.size
         return True
 
-    async def _ask_all(self, due: Sequence[HalfMessage]) -> None:
-        offsets = [half.record.queue_offset for half in due]
-        for at in range(0, len(offsets), NOTED):
-            self._journal.note(checked(offsets[at : at + NOTED]))
+    async def _ask_all(self, due_halves: Sequence[HalfMessage]) -> None:
+        offsets = [half.record.queue_offset for half in due_halves]
+        for start in range(0, len(offsets), NOTED):
+            self._journal.note(checked_note(offsets[start : start + NOTED]))
         self._store.committer.commit_early()
         await self._store.flusher.wait_flushed(self._store.written)
-        for half in due:
+        for half in due_halves:
             if self._held.is_pending(half.record.queue_offset):
                 self._ask(half)
 
     def _ask(self, half: HalfMessage) -> None:
         producers = self._broker.capability(Producers)
         try:
-            asked = producers is not None and producers.check_transaction(
+            is_asked = producers is not None and producers.check_transaction(
                 half.group, half.record, half.topic, half.queue_id
             )
         except Exception:  # a bug of another plugin must not stop the checks of other transactions
             log.exception("transaction %s cannot be checked", half.record.property("UNIQ_KEY"))
-            asked = False
-        if asked:
+            is_asked = False
+        if is_asked:
             self.sent += 1
         else:
             self.unanswerable += 1
@@ -194,7 +194,7 @@ class Checks:
           Refused: the disk is full.
         """
         if self._held.handled_before:
-            self._journal.note(adopted(self._held.handled_before))
+            self._journal.note(adopted_note(self._held.handled_before))
             self._store.committer.commit_early()
             await self._store.flusher.wait_flushed(self._store.written)
 

@@ -8,12 +8,22 @@ from collections.abc import Sequence
 
 import msgpack  # type: ignore[import-untyped]
 
-__all__ = ["ADOPTED", "CHECKED", "RESUMED", "UNCHECKED", "adopted", "checked", "decode_note", "resumed", "unchecked"]
+__all__ = [
+    "ADOPTED",
+    "CHECKED",
+    "RESUMED",
+    "UNCHECKED",
+    "adopted_note",
+    "checked_note",
+    "decode_note",
+    "resumed_note",
+    "unchecked_note",
+]
 
 CHECKED, ADOPTED, UNCHECKED, RESUMED = range(4)
 
 
-def checked(offsets: Sequence[int]) -> bytes:
+def checked_note(offsets: Sequence[int]) -> bytes:
     """Return the note that the transactions of the half messages at *offsets*, ascending, are checked once more."""
     before = 0
     deltas = []
@@ -23,17 +33,17 @@ def checked(offsets: Sequence[int]) -> bytes:
     return bytes(msgpack.packb([CHECKED, *deltas]))
 
 
-def adopted(offset: int) -> bytes:
+def adopted_note(offset: int) -> bytes:
     """Return the note that RocketMQ has handled all half messages before *offset*: ended, copied or parked them."""
     return bytes(msgpack.packb([ADOPTED, offset]))
 
 
-def unchecked(offset: int) -> bytes:
+def unchecked_note(offset: int) -> bytes:
     """Return the note that the checks of the half message at *offset* are counted from 0 again."""
     return bytes(msgpack.packb([UNCHECKED, offset]))
 
 
-def resumed(offset: int, first_offset: int) -> bytes:
+def resumed_note(offset: int, first_offset: int) -> bytes:
     """Return the note that the parked message at *offset* is a half message again; *first_offset* is the oldest."""
     return bytes(msgpack.packb([RESUMED, offset, first_offset]))
 

@@ -54,10 +54,10 @@ class HalfMessageState:
             topic = record.topic_bytes
             if topic == HALF and self._is_fresh(record):
                 if fresh and not self._continues(fresh, record):
-                    self._add(fresh)
+                    self._add_and_clear(fresh)
                 fresh.append(record)
                 continue
-            self._add(fresh)
+            self._add_and_clear(fresh)
             if topic == HALF:
                 self._apply_half(record)
             elif topic == OP:
@@ -65,7 +65,7 @@ class HalfMessageState:
             else:
                 for note in read_notes(record.body):
                     self._apply_note(*decode_note(note))
-        self._add(fresh)
+        self._add_and_clear(fresh)
 
     @staticmethod
     def _is_fresh(record: RecordView) -> bool:
@@ -78,17 +78,17 @@ class HalfMessageState:
         offset = record.queue_offset
         return offset % PAGE != 0 and offset == fresh[0].queue_offset + len(fresh)
 
-    def _add(self, fresh: list[RecordView]) -> None:
+    def _add_and_clear(self, fresh: list[RecordView]) -> None:
         """Add the half messages in *fresh*, which have successive offsets, and clear it."""
         if not fresh:
             return
-        first = fresh[0]
-        offset = first.queue_offset
-        for each in range(offset, offset + len(fresh)) if self.ending else ():
-            self.ending.pop(each, None)  # of an op record that was lost
+        first_half = fresh[0]
+        offset = first_half.queue_offset
+        for half_offset in range(offset, offset + len(fresh)) if self.ending else ():
+            self.ending.pop(half_offset, None)  # of an op record that was lost
         if self._begin < 0:
             self._begin = offset
-        self.halves.add_all(offset, len(fresh), first.position, first.store_ms)
+        self.halves.add_all(offset, len(fresh), first_half.position, first_half.store_ms)
         fresh.clear()
 
     def _apply_half(self, record: RecordView) -> None:
@@ -98,25 +98,28 @@ class HalfMessageState:
         self.halves.add(offset, record.position, record.store_ms, max(checks, 0))
         if self._begin < 0:
             self._begin = offset
-        first = number_of(find_property(properties, PREPARED_OFFSET))
-        if self._begin <= first < offset:
-            self._apply_copy(first, offset)
+        original_offset = number_of(find_property(properties, PREPARED_OFFSET))
+        if self._begin <= original_offset < offset:
+            self._apply_copy(original_offset, offset)
 
-    def _apply_copy(self, first: int, offset: int) -> None:
-        """Replace the half message at *first*, or its previous copy, by RocketMQ's new copy, which ends with it."""
-        if self.halves.end(self._copies.get(first, first)):
-            self._copies[first] = offset
+    def _apply_copy(self, original_offset: int, copy_offset: int) -> None:
+        """Replace the half message at *original_offset*, or its previous copy, by RocketMQ's copy at *copy_offset*.
+
+        If the transaction has ended already, the new copy ends with it.
+        """
+        if self.halves.end(self._copies.get(original_offset, original_offset)):
+            self._copies[original_offset] = copy_offset
         else:
-            self.halves.end(offset)
+            self.halves.end(copy_offset)
 
     def _apply_op(self, record: RecordView) -> None:
-        named = half_offsets(record.properties, bytes(record.body))
-        for offset in named if self.ending else ():
+        ended_offsets = half_offsets(record.properties, bytes(record.body))
+        for offset in ended_offsets if self.ending else ():
             self.ending.pop(offset, None)
-        self.halves.end_all(named)
+        self.halves.end_all(ended_offsets)
         if self._copies:
-            self.halves.end_all([copy for offset in named if (copy := self._copies.pop(offset, -1)) >= 0])
-        self.ops.add(record.queue_offset, max(named, default=-1))
+            self.halves.end_all([copy for offset in ended_offsets if (copy := self._copies.pop(offset, -1)) >= 0])
+        self.ops.add(record.queue_offset, max(ended_offsets, default=-1))
         self.ops.drop_before(self.halves.first())
 
     def _apply_note(self, kind: int, *numbers: int) -> None:
@@ -158,8 +161,8 @@ class HalfMessageState:
         self.halves, self.ops, self._begin = Halves(), OpBlocks(), -1
         self.ending, self.resumed, self._copies = {}, set(), {}
         rows = unpack_rows(FORMAT, data)
-        for following, begin, next_op, blocks, parked, copies in islice(rows, 1):
-            self.halves.next, self._begin = following, begin
+        for next_half, begin_offset, next_op, blocks, parked, copies in islice(rows, 1):
+            self.halves.next, self._begin = next_half, begin_offset
             self.ops.restore(blocks, next_op)
             self.resumed, self._copies = set(parked), dict(copies)
         budget = Budget()

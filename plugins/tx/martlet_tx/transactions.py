@@ -42,7 +42,7 @@ from martlet_tx.formats import (
     renewed_message,
 )
 from martlet_tx.halves import PAGE
-from martlet_tx.journal_codec import resumed, unchecked
+from martlet_tx.journal_codec import resumed_note, unchecked_note
 from martlet_tx.state import HalfMessageState
 
 __all__ = ["HalfMessages", "HeldTransactions"]
@@ -113,7 +113,7 @@ class HeldTransactions(Transactions):
             message.sys_flag &= ~PREPARED  # a copy of a committed message still has the properties of its transaction
             return message
         if not is_half(message):
-            return _plain(message)
+            return _clear_transaction_bits(message)
         if not find_property(message.properties, b"PGROUP"):
             text = "message has the property TRAN_MSG, but no PGROUP; name the group of its producer"
             raise Refused(Reason.ILLEGAL, text)
@@ -171,10 +171,10 @@ class HeldTransactions(Transactions):
 
     async def _find_readable_copy(self, position: int, key: str) -> HalfMessage | None:
         steps = self._store.lookup.query_keys(HALF_TOPIC, key.encode(), COPIES_MAX, 0, 1 << 62, READ_BYTES)
-        first = b"%d" % position
+        original_position = b"%d" % position
         for data in (await self._broker.turns.finish(steps)).records:
             half = _decode(data)
-            if half is None or find_property(half.record.properties, MOVED_FROM) != first:
+            if half is None or find_property(half.record.properties, MOVED_FROM) != original_position:
                 continue
             if self.is_pending(half.record.queue_offset):
                 return half
@@ -193,7 +193,7 @@ class HeldTransactions(Transactions):
 
     async def pending(self, offset: int, count: int, bytes_max: int) -> list[PendingTransaction]:
         state = self.state.halves
-        found: list[PendingTransaction] = []
+        transactions: list[PendingTransaction] = []
         size = 0
         for number in state.pages(offset // PAGE):
             offsets = [each for each in state.pending_in(number) if each >= offset]
@@ -202,10 +202,10 @@ class HeldTransactions(Transactions):
                 offsets = offsets[portion.taken :]
                 for half in portion.halves:
                     size += half.record.size
-                    if len(found) == count or (found and size > bytes_max):
-                        return found
-                    found.append(PendingTransaction(half, max(state.checks(half.record.queue_offset), 0)))
-        return found
+                    if len(transactions) == count or (transactions and size > bytes_max):
+                        return transactions
+                    transactions.append(PendingTransaction(half, max(state.checks(half.record.queue_offset), 0)))
+        return transactions
 
     # ---- the end
 
@@ -228,7 +228,7 @@ class HeldTransactions(Transactions):
     def end(self, half: HalfMessage, *, commit: bool) -> int:
         self._check_pending(half)
         if commit:
-            end = self._end_with(half, [self._final(half)])
+            end = self._end_with(half, [self._committed_message(half)])
             self.committed += 1
         else:
             end = self._end_with(half, [])
@@ -238,31 +238,35 @@ class HeldTransactions(Transactions):
     def end_together(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
         if self._broker.stages.every_message:
             return list(range(len(ends)))  # a run would bypass that stage
-        left: list[int] = []
+        left_places: list[int] = []
         items: list[AppendItem] = []
-        later, queues = self._broker.stages.after(NAME), dict[tuple[str, int], Queue | None]()
-        places: dict[int, int] = {}  # by the offset of the half message
+        later_stages, queues = self._broker.stages.after(NAME), dict[tuple[str, int], Queue | None]()
+        place_by_offset: dict[int, int] = {}  # by the offset of the half message
         size = 0
         for place, (half, commit) in enumerate(ends):
             record = half.record
-            if record.topic != HALF_TOPIC or record.queue_offset in places or not self.is_pending(record.queue_offset):
-                left.append(place)
+            if (
+                record.topic != HALF_TOPIC
+                or record.queue_offset in place_by_offset
+                or not self.is_pending(record.queue_offset)
+            ):
+                left_places.append(place)
                 continue
             if commit:
                 key = half.topic, half.queue_id
                 if key not in queues:
                     queues[key] = self._broker.find_queue(half.topic, half.queue_id)
                 queue = queues[key]
-                if queue is None or not self._skips_stages(record, later):
-                    left.append(place)
+                if queue is None or not self._skips_stages(record, later_stages):
+                    left_places.append(place)
                     continue
                 items.append(self._store.writer.item(final_message(half), half.queue_id))
                 size += record.size
-            places[record.queue_offset] = place
+            place_by_offset[record.queue_offset] = place
             if size > TOGETHER_BYTES:
-                left += self._append_ends(items, places)
-                items, places, size = [], {}, 0
-        return left + self._append_ends(items, places) if places else left
+                left_places += self._append_ends(items, place_by_offset)
+                items, place_by_offset, size = [], {}, 0
+        return left_places + self._append_ends(items, place_by_offset) if place_by_offset else left_places
 
     def _skips_stages(self, record: Record, later: Stages) -> bool:
         """Return whether the message of *record* needs none of the *later* stages, and its body can be stored as is."""
@@ -272,21 +276,21 @@ class HeldTransactions(Transactions):
             or len(record.body) > self._broker.config.message_bytes_max
         )
 
-    def _append_ends(self, items: list[AppendItem], places: Mapping[int, int]) -> list[int]:
-        """Store *items* with one op record for all half messages of *places*, all or none.
+    def _append_ends(self, items: list[AppendItem], place_by_offset: Mapping[int, int]) -> list[int]:
+        """Store *items* with one op record for all half messages of *place_by_offset*, all or none.
 
         Returns the places of the items that are left for `end`: all if the store refuses them.
         """
-        op = op_message(list(places), self._broker.clock.now_ms(), self._store.writer.store_host)
+        op = op_message(list(place_by_offset), self._broker.clock.now_ms(), self._store.writer.store_host)
         try:
             result = self._broker.publish_all(
                 [*items, self._store.writer.item(op, self.op_queue.queue_id)], atomic=True
             )
         except (Refused, StoreFailed):
-            return list(places.values())
-        self.state.ending.update(dict.fromkeys(places, result.offsets[-1]))
+            return list(place_by_offset.values())
+        self.state.ending.update(dict.fromkeys(place_by_offset, result.offsets[-1]))
         self.committed += len(items)
-        self.rolled_back += len(places) - len(items)
+        self.rolled_back += len(place_by_offset) - len(items)
         return []
 
     def _check_pending(self, half: HalfMessage) -> None:
@@ -298,7 +302,7 @@ class HeldTransactions(Transactions):
             text = f"transaction of half message {record.queue_offset} has ended, or was parked after too many checks"
             raise Refused(Reason.NOT_FOUND, f"{text}; it can be committed or rolled back only once")
 
-    def _final(self, half: HalfMessage) -> Message:
+    def _committed_message(self, half: HalfMessage) -> Message:
         message, topic = final_message(half), self._broker.topics.get(half.topic)
         if topic is not None and message.queue_id >= max(topic.write_queues, topic.read_queues):
             message.queue_id = -1  # the topic has fewer queues now
@@ -308,8 +312,8 @@ class HeldTransactions(Transactions):
         """Store *messages* and *notes* with the op record that ends the transaction of *half*, all or none."""
         offset = half.record.queue_offset
         op = op_message([offset], self._broker.clock.now_ms(), self._store.writer.store_host)
-        noted = [(self._journal, note) for note in notes]
-        placed = self._broker.publish_all([*messages, op], atomic=True, notes=noted, passed=NAME).placed(-1)
+        journal_notes = [(self._journal, note) for note in notes]
+        placed = self._broker.publish_all([*messages, op], atomic=True, notes=journal_notes, passed=NAME).placed(-1)
         self.state.ending[offset] = placed.queue_offset
         return placed.end
 
@@ -329,13 +333,13 @@ class HeldTransactions(Transactions):
 
     def _note_copy(self, record: Record, end: int) -> None:
         """Set *end* as the log position after the newest copy of *record*; forget readable copies."""
-        first = number_of(find_property(record.properties, MOVED_FROM))
-        first = first if first >= 0 else record.position
-        self._copied.pop(first, None)
-        self._copied[first] = end
-        for each in list(islice(self._copied, COPIES_FORGOTTEN)):
-            if self._copied[each] <= self._store.readable:
-                del self._copied[each]
+        original_position = number_of(find_property(record.properties, MOVED_FROM))
+        original_position = original_position if original_position >= 0 else record.position
+        self._copied.pop(original_position, None)
+        self._copied[original_position] = end
+        for position in list(islice(self._copied, COPIES_FORGOTTEN)):
+            if self._copied[position] <= self._store.readable:
+                del self._copied[position]
 
     def drop(self, offset: int) -> None:
         """End the transaction of a half message that is lost: removed by retention, or damaged."""
@@ -346,7 +350,7 @@ class HeldTransactions(Transactions):
         record = half.record
         if record.topic == HALF_TOPIC:
             self._check_pending(half)
-            return self._journal.note(unchecked(record.queue_offset))
+            return self._journal.note(unchecked_note(record.queue_offset))
         return self._resume_parked(half)
 
     def _resume_parked(self, half: HalfMessage) -> int:
@@ -354,7 +358,7 @@ class HeldTransactions(Transactions):
         if offset in self.state.resumed or self._is_resuming(offset):
             raise Refused(Reason.NOT_FOUND, f"parked message {offset} is a half message again already; it is checked")
         self._check_room()
-        note = self._journal, resumed(offset, park.first_offset)
+        note = self._journal, resumed_note(offset, park.first_offset)
         placed = self._broker.publish_all([renewed_message(half, 0)], atomic=True, notes=[note], passed=NAME).placed(0)
         self._resuming[offset] = placed.queue_offset
         return NEXT_COMMIT
@@ -390,7 +394,7 @@ class HeldTransactions(Transactions):
         return max(self._broker.clock.now_ms() - store_ms, 0)
 
 
-def _plain(message: Message) -> Message:
+def _clear_transaction_bits(message: Message) -> Message:
     """Return *message* without transaction bits in its sysFlag: with them, RocketMQ would lose it."""
     if message.sys_flag & PREPARED:
         if message.reconsume_times <= 0:
@@ -410,11 +414,11 @@ def _decode(data: Buffer, start: int = 0, *, check_body: bool = True) -> HalfMes
 def _portion(offsets: Sequence[int], result: ReadResult) -> HalfMessages:
     """Return the half messages at *offsets* that *result* has, which was read from the first of them on."""
     count = max(bisect_left(offsets, result.next_offset), 1)
-    wanted = set(offsets[:count])
-    found = {
+    offsets_to_read = set(offsets[:count])
+    halves = {
         view.queue_offset: half
         for view in record_views(b"".join(result.pieces))
-        if view.queue_offset in wanted and (half := _decode(view.buffer, view.start)) is not None
+        if view.queue_offset in offsets_to_read and (half := _decode(view.buffer, view.start)) is not None
     }
-    lost = [each for each in offsets[:count] if each not in found] if offsets[0] < result.end_offset else []
-    return HalfMessages(count, list(found.values()), lost)
+    lost = [each for each in offsets[:count] if each not in halves] if offsets[0] < result.end_offset else []
+    return HalfMessages(count, list(halves.values()), lost)

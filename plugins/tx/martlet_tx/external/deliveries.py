@@ -95,7 +95,7 @@ class Deliveries:
             async with self._slots:
                 while not delivery.is_finished:
                     try:
-                        await self._broker.turns.finish(delivery.rest())
+                        await self._broker.turns.finish(delivery.store_other_groups())
                     except Refused as refused:
                         if not is_refused:
                             is_refused = True

@@ -128,10 +128,10 @@ class TransactionDelivery:
 
     def commit_event(self, place: Place, *, is_copy: bool = False) -> bytes:
         head = *self.key, self.sequence, self.epoch
-        rest = self._state.hour, is_copy, self.is_last, self.content
-        return encode_event(EventKind.COMMIT, *head, self.parts, place, *rest)
+        later_fields = self._state.hour, is_copy, self.is_last, self.content
+        return encode_event(EventKind.COMMIT, *head, self.parts, place, *later_fields)
 
-    def first(self, check: Callable[[], None]) -> WaitingSteps[None]:
+    def store_first_group(self, check: Callable[[], None]) -> WaitingSteps[None]:
         """Decide the transaction, and store the first group; *check* may refuse it at the last moment.
 
         Raises:
@@ -140,7 +140,7 @@ class TransactionDelivery:
         """
         yield from self._store_group(check)
 
-    def rest(self) -> WaitingSteps[None]:
+    def store_other_groups(self) -> WaitingSteps[None]:
         """Store the other groups.
 
         Raises:
@@ -221,7 +221,7 @@ class TransactionDelivery:
 
     def _fill(self, place: Place) -> WaitingSteps[tuple[list[tuple[StagedBatch, Member]], Place]]:
         """Return the next messages, as many as fit into a group, and the place after them."""
-        found: list[tuple[StagedBatch, Member]] = []
+        messages: list[tuple[StagedBatch, Member]] = []
         size = 0
         part, chunk, message = place
         while part < len(self.parts):
@@ -229,37 +229,39 @@ class TransactionDelivery:
                 part, chunk, message = part + 1, 0, 0
                 continue
             if self._loaded is None:
-                if len(found) >= GROUP_MESSAGES:
+                if len(messages) >= GROUP_MESSAGES:
                     break
                 self._loaded = yield from self._load(part, chunk, message)
                 yield None
-            ahead = self._loaded.peek()
+            next_message = self._loaded.peek()
             message = self._loaded.index
-            if ahead is None:
+            if next_message is None:
                 self._loaded = None
                 chunk, message = chunk + 1, 0
                 continue
-            size += OVERHEAD + len(ahead[0].topic) + len(ahead[1][0]) + len(ahead[1][1])
-            if found and (size > self._group_bytes or len(found) >= GROUP_MESSAGES):
+            size += OVERHEAD + len(next_message[0].topic) + len(next_message[1][0]) + len(next_message[1][1])
+            if messages and (size > self._group_bytes or len(messages) >= GROUP_MESSAGES):
                 break
-            found.append(ahead)
+            messages.append(next_message)
             self._loaded.advance()
-        return found, (part, chunk, message)
+        return messages, (part, chunk, message)
 
     def _load(self, part: int, chunk: int, message: int) -> WaitingSteps[Loaded]:
         """Read a chunk, from *message* on."""
-        found = self._state.parts.get((self.key, (self.sequence, self.parts[part][0])))
-        chunks = self._state.chunks.get((found.serial, chunk)) if found is not None else None
+        staged_part = self._state.parts.get((self.key, (self.sequence, self.parts[part][0])))
+        chunks = self._state.chunks.get((staged_part.serial, chunk)) if staged_part is not None else None
         records: list[tuple[Buffer | None, int]] = []
         if chunks is None:
             self._note_lost(part, chunk, 1)  # the number of lost messages is unknown
-        for stored in chunks.records if chunks is not None else ():
-            body = yield from read_staged(self._broker, self._events, stored)
-            if stored.messages:
-                records.append((body, stored.messages))
+        for staged_record in chunks.records if chunks is not None else ():
+            body = yield from read_staged(self._broker, self._events, staged_record)
+            if staged_record.messages:
+                records.append((body, staged_record.messages))
             else:  # the record continues the previous one
-                before, messages = records.pop()
-                records.append((None if before is None or body is None else b"".join((before, body)), messages))
+                previous_body, messages = records.pop()
+                records.append(
+                    (None if previous_body is None or body is None else b"".join((previous_body, body)), messages)
+                )
         for body, messages in records:
             if body is None:
                 self._note_lost(part, chunk, messages)
@@ -278,24 +280,26 @@ class TransactionDelivery:
         )
 
 
-def read_staged(broker: Broker, events: ExternalJournalWriter, stored: StagedRecord) -> WaitingSteps[Buffer | None]:
+def read_staged(
+    broker: Broker, events: ExternalJournalWriter, staged_record: StagedRecord
+) -> WaitingSteps[Buffer | None]:
     """Return the body of a record of staged messages; None if it is damaged or gone.
 
     Raises:
       Refused, StoreFailed: as `Readers.read_far`.
     """
     queue, results = events.staged_queue, list[ReadResult]()
-    near = broker.store.readers.read_near(queue, stored.offset, 1, 1)
-    if near is not None:
-        results.append(near)
+    near_result = broker.store.readers.read_near(queue, staged_record.offset, 1, 1)
+    if near_result is not None:
+        results.append(near_result)
     else:
 
         async def read() -> None:
-            results.append(await broker.store.readers.read_far(queue, stored.offset, 1, 1))
+            results.append(await broker.store.readers.read_far(queue, staged_record.offset, 1, 1))
 
         yield read
     record = memoryview(b"".join(results[0].pieces))  # the only copy, as a chunk may have 4 MiB
     for view in islice(record_views(record), 1):
-        if view.queue_offset == stored.offset:
+        if view.queue_offset == staged_record.offset:
             return view.body
     return None

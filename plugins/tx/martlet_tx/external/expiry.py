@@ -89,7 +89,7 @@ class TransactionExpiry:
     def _is_held(self, key: Key, part_key: PartKey) -> bool:
         """Return whether a part is prepared by a producer that may still return."""
         producer = self._state.producers.get(key, UNKNOWN)
-        if part_key[0] != producer.prepared or part_key[1] not in producer.held():
+        if part_key[0] != producer.prepared or part_key[1] not in producer.prepared_names():
             return False
         return self._state.hour - producer.hour < self._remembered_hours(producer)
 
@@ -125,10 +125,10 @@ class TransactionExpiry:
         return unused and key not in self._state.of_producer and key not in self._state.deliveries
 
     def _find_unused(self) -> Steps[list[Key]]:
-        budget, found = Budget(LOOK_US), list[Key]()
+        budget, keys = Budget(LOOK_US), list[Key]()
         for key, producer in self._state.producers.freeze():
             if self._is_unused(key, producer):
-                found.append(key)
+                keys.append(key)
             if budget.is_over():
                 yield
-        return found
+        return keys

@@ -43,12 +43,14 @@ class ExternalJournalWriter:
         message = Message(EVENTS_TOPIC, event, born_host=self._store.writer.store_host)
         return writer.append_all([*items, writer.item(message, 0)], atomic=True).end
 
-    def staged(self, bodies: Sequence[bytes], messages: Sequence[int]) -> tuple[list[AppendItem], list[StagedRecord]]:
+    def staged_items(
+        self, bodies: Sequence[bytes], messages: Sequence[int]
+    ) -> tuple[list[AppendItem], list[StagedRecord]]:
         """Return records of staged messages for `append`, and the offsets that they get if they are appended next."""
         queue, writer, host = self.staged_queue, self._store.writer, self._store.writer.store_host
         items = [writer.item(Message(STAGED_TOPIC, body, born_host=host), 0) for body in bodies]
-        first = queue.next_offset
-        sizes = enumerate(zip(bodies, messages, strict=True), first)
+        first_offset = queue.next_offset
+        sizes = enumerate(zip(bodies, messages, strict=True), first_offset)
         return items, [StagedRecord(offset, len(body), count) for offset, (body, count) in sizes]
 
     def commit(self) -> None:
@@ -66,13 +68,13 @@ class ExternalJournalWriter:
           Refused: the disk is full, or events are not applied anymore.
           StoreFailed: the disk failed.
         """
-        wanted = self.queue.next_offset
-        if self._state.next >= wanted:
+        end_offset = self.queue.next_offset
+        if self._state.next >= end_offset:
             return
         self.commit()
-        wanted = self.queue.next_offset
+        end_offset = self.queue.next_offset
         await self._store.flusher.wait_flushed(self._store.written)
-        while self._state.next < wanted:
+        while self._state.next < end_offset:
             if self._state.is_stopped:
                 text = "external transactions have stopped, because the broker stops or the plugin tx has failed"
                 raise Refused(Reason.UNAVAILABLE, f"{text}; try again, and see the broker's log")

@@ -40,9 +40,9 @@ class StagedRenewal:
           StoreFailed: the disk failed.
         """
         self._store.committer.commit_early()
-        for key, left in list(self._state.deliveries.items()):
+        for key, progress in list(self._state.deliveries.items()):
             delivery = self._deliveries.get(key)
-            if left.noted_at < end and delivery is not None and not delivery.is_finished:
+            if progress.noted_at < end and delivery is not None and not delivery.is_finished:
                 self._events.append(delivery.commit_event(delivery.place, is_copy=True))
         if self._state.hour_noted_at < end:
             self._events.append(encode_event(EventKind.HOUR, self._state.hour))
@@ -65,14 +65,16 @@ class StagedRenewal:
     def _move(self, name: tuple[Key, PartKey], part: StagedPart, number: int, chunk: StagedChunk) -> WaitingSteps[None]:
         key, (sequence, part_name) = name
         bodies: list[bytes] = []
-        for stored in chunk.records:
-            body = yield from read_staged(self._broker, self._events, stored)
+        for staged_record in chunk.records:
+            body = yield from read_staged(self._broker, self._events, staged_record)
             if body is None:
                 text = "chunk %d of part %r of transaction %d of %r is lost: its record is damaged"
                 log.error(text, number, part_name, sequence, key[1])
                 return
             bodies.append(bytes(body))
-        items, moved = self._events.staged(bodies, [stored.messages for stored in chunk.records])
+        items, new_records = self._events.staged_items(
+            bodies, [staged_record.messages for staged_record in chunk.records]
+        )
         head = (*key, sequence, part_name, part.epoch, number)
-        self._events.append(encode_event(EventKind.STAGED, *head, moved, sorted(part.topics), True), items)
+        self._events.append(encode_event(EventKind.STAGED, *head, new_records, sorted(part.topics), True), items)
         yield None

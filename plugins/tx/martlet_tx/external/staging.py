@@ -39,28 +39,33 @@ class TransactionStaging:
         self._runs = runs
 
     def append(
-        self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch, found: StagedPart | None
+        self,
+        transaction: ExternalTransaction,
+        part: str,
+        chunk: int,
+        batch: StagedBatch,
+        staged_part: StagedPart | None,
     ) -> int:
-        """Stage *batch* as number *chunk* of *part*, whose staged chunks are *found*; return the end in the log.
+        """Stage *batch* as number *chunk* of *part*, whose staged chunks are *staged_part*; return the end in the log.
 
         Raises:
           Refused: a limit is reached, or a message cannot be stored in its topic.
         """
-        batches = self._prepared(batch)
+        batches = self._batches_to_store(batch)
         messages, size = len(batch.members), sum([staged_bytes(each) for each in batches])
         self._check_sizes(batches)
-        self._check_room(transaction, found, messages, size)
+        self._check_room(transaction, staged_part, messages, size)
         bodies, counts = list[bytes](), list[int]()
         for each in batches:
             pieces, numbers = cut(encode_batch(each), len(each.members), self._store.config.message_bytes_max)
             bodies += pieces
             counts += numbers
-        items, records = self._events.staged(bodies, counts)
+        items, records = self._events.staged_items(bodies, counts)
         name = transaction.identity, transaction.producer, transaction.sequence, part, transaction.epoch
         event = encode_event(EventKind.STAGED, *name, chunk, records, [batch.topic], False)
         return self._events.append(event, items)
 
-    def _prepared(self, batch: StagedBatch) -> list[StagedBatch]:
+    def _batches_to_store(self, batch: StagedBatch) -> list[StagedBatch]:
         """Return the batches to store: *batch* with its queue, or several if stages of plugins change its messages."""
         members, stages = batch.members, self._broker.stages
         if not members:
@@ -76,9 +81,9 @@ class TransactionStaging:
             raise Refused(Reason.ILLEGAL, f"message properties are over {PROPERTIES_BYTES_MAX} bytes; shorten them")
         if not (stages.every_message or batch.sys_flag & stages.sys_flag or stages.may_want_properties(together)):
             return [replace(batch, queue_id=self._broker.queue_for_later(_message(batch, batch.members[0])))]
-        return self._staged(batch)
+        return self._apply_stages(batch)
 
-    def _staged(self, batch: StagedBatch) -> list[StagedBatch]:
+    def _apply_stages(self, batch: StagedBatch) -> list[StagedBatch]:
         """Return the messages of *batch* after the stages, grouped by queue, in their order."""
         batch = replace(batch, queue_id=self._broker.queue_for_later(_message(batch, batch.members[0])))
         by_head: dict[tuple[object, ...], StagedBatch] = {}

@@ -97,30 +97,30 @@ class ProducerState(NamedTuple):
         """The sequence that is prepared but not committed, -1 if none."""
         return self.vote.sequence if self.vote.sequence > self.committed else -1
 
-    def held(self) -> frozenset[str]:
+    def prepared_names(self) -> frozenset[str]:
         """Return the names of the parts that are prepared."""
         return frozenset([name for name, _ in self.vote.parts]) if self.prepared >= 0 else frozenset()
 
     def event(self, key: Key, hour: int) -> bytes:
         """Return the event with this state of the producer *key*, which was last used in *hour*."""
         head = self.epoch, self.runs, self.committed, hour
-        rest = self.began_ms, self.brokers, self.vote, self.is_ended, self.content
-        return encode_event(EventKind.STATE, *key, *head, *rest)
+        later_fields = self.began_ms, self.brokers, self.vote, self.is_ended, self.content
+        return encode_event(EventKind.STATE, *key, *head, *later_fields)
 
-    def merged(self, said: "ProducerState") -> "ProducerState":
-        """Return this state merged with *said*, from an event that may be a copy of an older one."""
-        newer = said if said.epoch >= self.epoch else self
-        ended = said if said.committed >= self.committed else self
-        return said._replace(
+    def merged(self, event_state: "ProducerState") -> "ProducerState":
+        """Return this state merged with *event_state*, from an event that may be a copy of an older one."""
+        newer = event_state if event_state.epoch >= self.epoch else self
+        ended = event_state if event_state.committed >= self.committed else self
+        return event_state._replace(
             epoch=newer.epoch,
             runs=newer.runs,
             began_ms=newer.began_ms,
             committed=ended.committed,
             is_ended=ended.is_ended,
             content=ended.content,
-            hour=max(said.hour, self.hour),
-            brokers=tuple(sorted({*said.brokers, *self.brokers})),
-            vote=said.vote.later(self.vote),
+            hour=max(event_state.hour, self.hour),
+            brokers=tuple(sorted({*event_state.brokers, *self.brokers})),
+            vote=event_state.vote.later(self.vote),
         )
 
 
@@ -214,7 +214,7 @@ class ExternalState:
         if kind == EventKind.HOUR:
             self.hour, self.hour_noted_at = max(self.hour, items[0]), position
             return
-        key, before = (items[0], items[1]), len(self.producers)
+        key, count_before = (items[0], items[1]), len(self.producers)
         if kind == EventKind.STATE:
             self._apply_state(key, _producer(items[2:6], position, items[6:]))
         elif kind == EventKind.STAGED:
@@ -229,7 +229,7 @@ class ExternalState:
             self._forget_producer(key)
         elif kind == EventKind.PREPARED:
             self._apply_prepared(key, position, *items[2:])
-        self._count_producers(key[0], len(self.producers) - before)
+        self._count_producers(key[0], len(self.producers) - count_before)
 
     def _count_producers(self, identity: str, more: int) -> None:
         if more:
@@ -237,17 +237,17 @@ class ExternalState:
             if not count:
                 del self.of_identity[identity]
 
-    def _apply_state(self, key: Key, said: ProducerState) -> None:
-        known = self.producers.get(key)
-        if known is None:
-            self.producers[key] = said
+    def _apply_state(self, key: Key, event_state: ProducerState) -> None:
+        producer = self.producers.get(key)
+        if producer is None:
+            self.producers[key] = event_state
         else:
-            merged = known.merged(said)
-            if merged == said:
+            merged = producer.merged(event_state)
+            if merged == event_state:
                 del self.producers[key]  # this event has the whole state
-                self.producers[key] = said
+                self.producers[key] = event_state
             else:  # a copy that was made before another event was applied
-                self.producers[key] = merged._replace(noted_at=known.noted_at)
+                self.producers[key] = merged._replace(noted_at=producer.noted_at)
         self._drop_stale(key, self.producers[key])
 
     def _apply_prepared(
@@ -261,12 +261,14 @@ class ExternalState:
         is_last: bool,
         content: str = "",
     ) -> None:
-        known = self.producers.get(key, ProducerState(epoch, noted_at=position))
+        old_state = self.producers.get(key, ProducerState(epoch, noted_at=position))
         vote = Vote(epoch, sequence, tuple([(name, chunks) for name, chunks in parts]), content)
-        hour, ended = max(hour, known.hour), known.is_ended or is_last
-        said = self.producers[key] = known._replace(vote=vote.later(known.vote), hour=hour, is_ended=ended)
-        if known.vote[:2] < said.vote[:2]:  # the new vote replaces one that was never committed
-            self._drop(key, [(known.prepared, name) for name in known.held()])
+        hour, is_ended = max(hour, old_state.hour), old_state.is_ended or is_last
+        new_state = self.producers[key] = old_state._replace(
+            vote=vote.later(old_state.vote), hour=hour, is_ended=is_ended
+        )
+        if old_state.vote[:2] < new_state.vote[:2]:  # the new vote replaces one that was never committed
+            self._drop(key, [(old_state.prepared, name) for name in old_state.prepared_names()])
 
     def _apply_staged(
         self,
@@ -289,7 +291,7 @@ class ExternalState:
                 self.chunks[part.serial, number] = chunk
             return  # else the chunk was staged twice, and the first one counts
         if part is None:
-            if not self._is_wanted(key, sequence, name, epoch):
+            if not self._may_be_delivered(key, sequence, name, epoch):
                 return
             self._serial += 1
             part = StagedPart(self._serial, epoch, 0, 0, 0, frozenset())
@@ -310,20 +312,20 @@ class ExternalState:
     def _count(self, key: Key, sequence: int, messages: int, size: int) -> None:
         self.messages += messages
         self.size += size
-        before = self.totals.get((key, sequence), (0, 0))
-        self.totals[key, sequence] = before[0] + messages, before[1] + size
-        if not before[0] + messages:
+        total = self.totals.get((key, sequence), (0, 0))
+        self.totals[key, sequence] = total[0] + messages, total[1] + size
+        if not total[0] + messages:
             del self.totals[key, sequence]
 
-    def _is_wanted(self, key: Key, sequence: int, name: str, epoch: int) -> bool:
+    def _may_be_delivered(self, key: Key, sequence: int, name: str, epoch: int) -> bool:
         """Return whether a new part may still be delivered."""
         delivery = self.deliveries.get(key)
         if delivery is not None and delivery.sequence == sequence:
-            return _is_left(delivery, name)
+            return _is_undelivered(delivery, name)
         producer = self.producers.get(key)
         if producer is None:
             return True
-        is_held = sequence == producer.prepared and name in producer.held()
+        is_held = sequence == producer.prepared and name in producer.prepared_names()
         return is_held or (epoch >= producer.epoch and sequence > producer.committed)
 
     def _apply_commit(
@@ -339,25 +341,29 @@ class ExternalState:
         is_last: bool = False,
         content: str = "",
     ) -> None:
-        known = self.producers.get(key)
-        if known is not None and sequence <= known.committed and not is_copy:
+        producer = self.producers.get(key)
+        if producer is not None and sequence <= producer.committed and not is_copy:
             return
-        said = ProducerState(epoch, (), sequence, hour, position, is_ended=is_last, content=content)
-        if known is None:
-            self.producers[key] = said
-        elif not known.epoch and known.merged(said)._replace(vote=NO_VOTE) == said and known.vote.sequence <= sequence:
+        event_state = ProducerState(epoch, (), sequence, hour, position, is_ended=is_last, content=content)
+        if producer is None:
+            self.producers[key] = event_state
+        elif (
+            not producer.epoch
+            and producer.merged(event_state)._replace(vote=NO_VOTE) == event_state
+            and producer.vote.sequence <= sequence
+        ):
             del self.producers[key]  # this event has the whole state
-            self.producers[key] = said
+            self.producers[key] = event_state
         else:
-            newer = said if sequence > known.committed else known
-            committed, hour = max(sequence, known.committed), max(hour, known.hour)
-            vote = known.vote if known.vote.sequence > committed else known.vote._replace(parts=())
-            known = known._replace(is_ended=newer.is_ended, content=newer.content)
-            self.producers[key] = known._replace(committed=committed, hour=hour, vote=vote)
-        named = tuple([(name, chunks) for name, chunks in parts])
-        before = self.deliveries.get(key)
-        begin = before.place if before is not None and before.sequence == sequence else (0, 0, 0)
-        self.deliveries[key] = DeliveryProgress(sequence, epoch, named, begin, position)
+            newer = event_state if sequence > producer.committed else producer
+            committed, hour = max(sequence, producer.committed), max(hour, producer.hour)
+            vote = producer.vote if producer.vote.sequence > committed else producer.vote._replace(parts=())
+            producer = producer._replace(is_ended=newer.is_ended, content=newer.content)
+            self.producers[key] = producer._replace(committed=committed, hour=hour, vote=vote)
+        part_chunks = tuple([(name, chunks) for name, chunks in parts])
+        delivery = self.deliveries.get(key)
+        start_place = delivery.place if delivery is not None and delivery.sequence == sequence else (0, 0, 0)
+        self.deliveries[key] = DeliveryProgress(sequence, epoch, part_chunks, start_place, position)
         self._apply_progress(key, sequence, place)
         self._drop_stale(key, self.producers[key])
 
@@ -372,32 +378,33 @@ class ExternalState:
         else:
             self.deliveries[key] = known._replace(place=reached)
 
-    def _drop_delivered(self, key: Key, known: DeliveryProgress, reached: Place) -> None:
-        """Drop the chunks delivered between the place of *known* and *reached*."""
-        number, first = known.place[0], known.place[1]
-        if number < reached[0]:
-            self._drop(key, [(known.sequence, name) for name, _ in known.parts[number : reached[0]]])
-            number, first = reached[0], 0
-        if number >= len(known.parts):
+    def _drop_delivered(self, key: Key, delivery: DeliveryProgress, reached: Place) -> None:
+        """Drop the chunks delivered between the place of *delivery* and *reached*."""
+        part_number, first_chunk = delivery.place[0], delivery.place[1]
+        if part_number < reached[0]:
+            self._drop(key, [(delivery.sequence, name) for name, _ in delivery.parts[part_number : reached[0]]])
+            part_number, first_chunk = reached[0], 0
+        if part_number >= len(delivery.parts):
             return
-        part = self.parts.get((key, (known.sequence, known.parts[number][0])))
+        part = self.parts.get((key, (delivery.sequence, delivery.parts[part_number][0])))
         if part is not None:
-            for chunk in range(first, reached[1]):
+            for chunk in range(first_chunk, reached[1]):
                 self.chunks.pop((part.serial, chunk))
 
     def _drop_stale(self, key: Key, producer: ProducerState) -> None:
         """Drop the parts of older runs, and parts that a commit did not name."""
         delivery = self.deliveries.get(key)
-        named = {name for name, _ in delivery.parts} if delivery is not None else frozenset[str]()
-        delivered = delivery.sequence if delivery is not None else -1
-        prepared, held = producer.prepared, producer.held()
+        delivered_names = {name for name, _ in delivery.parts} if delivery is not None else frozenset[str]()
+        delivered_sequence = delivery.sequence if delivery is not None else -1
+        prepared, prepared_names = producer.prepared, producer.prepared_names()
         stale: list[PartKey] = []
         for part_key in self.of_producer.get(key, ()):
             sequence, name = part_key
-            if sequence == delivered and name in named:
+            if sequence == delivered_sequence and name in delivered_names:
                 continue
             if sequence <= producer.committed or (
-                not (sequence == prepared and name in held) and self.parts[key, part_key].epoch < producer.epoch
+                not (sequence == prepared and name in prepared_names)
+                and self.parts[key, part_key].epoch < producer.epoch
             ):
                 stale.append(part_key)
         self._drop(key, stale)
@@ -464,19 +471,19 @@ class ExternalState:
             self.hour, self.hour_noted_at, self.next, self._serial = items
         elif kind == DELIVERY:
             key, (sequence, epoch, parts, place, noted_at) = items
-            named = tuple([(name, chunks) for name, chunks in parts])
-            self.deliveries[key[0], key[1]] = DeliveryProgress(sequence, epoch, named, tuple(place), noted_at)
+            part_chunks = tuple([(name, chunks) for name, chunks in parts])
+            self.deliveries[key[0], key[1]] = DeliveryProgress(sequence, epoch, part_chunks, tuple(place), noted_at)
         elif kind == PRODUCER:
-            key, (epoch, runs, committed, hour, noted_at, *rest) = items
-            self.producers[key[0], key[1]] = _producer((epoch, runs, committed, hour), noted_at, rest)
+            key, (epoch, runs, committed, hour, noted_at, *later_fields) = items
+            self.producers[key[0], key[1]] = _producer((epoch, runs, committed, hour), noted_at, later_fields)
             self._count_producers(key[0], 1)
         elif kind == PART:
             (name, (sequence, part)), (serial, epoch, chunks, messages, size), topics = items
-            found = StagedPart(serial, epoch, chunks, messages, size, frozenset(topics))
+            staged_part = StagedPart(serial, epoch, chunks, messages, size, frozenset(topics))
             key = (name[0], name[1])
-            self.parts[key, (sequence, part)] = found
+            self.parts[key, (sequence, part)] = staged_part
             self.of_producer.setdefault(key, {})[sequence, part] = None
-            self._count(key, sequence, found.messages, found.size)
+            self._count(key, sequence, staged_part.messages, staged_part.size)
             serials.add(serial)
         elif items[0][0] in serials:
             (serial, number), (position, records) = items
@@ -500,19 +507,19 @@ class ExternalState:
         return self.move(end)
 
 
-def _is_left(delivery: DeliveryProgress, name: str) -> bool:
+def _is_undelivered(delivery: DeliveryProgress, name: str) -> bool:
     """Return whether part *name* has messages that are still to be delivered."""
     return name in [each for each, _ in delivery.parts[delivery.place[0] :]]
 
 
-def _producer(head: Sequence[Any], noted_at: int, rest: Sequence[Any]) -> ProducerState:
+def _producer(head: Sequence[Any], noted_at: int, later_fields: Sequence[Any]) -> ProducerState:
     """Return the state of a producer from an event or a row of a snapshot."""
     epoch, runs, committed, hour = head
-    known = ProducerState(epoch, tuple(runs), committed, hour, noted_at)
-    if not rest:
-        return known
+    producer = ProducerState(epoch, tuple(runs), committed, hour, noted_at)
+    if not later_fields:
+        return producer
     # earlier versions have fewer fields
-    began_ms, brokers, (vote_epoch, sequence, parts, *said), is_ended, *content = rest
-    vote = Vote(vote_epoch, sequence, tuple([(name, chunks) for name, chunks in parts]), *said)
-    known = known._replace(began_ms=began_ms, brokers=tuple(brokers), vote=vote, is_ended=is_ended)
-    return known._replace(content=content[0]) if content else known
+    began_ms, brokers, (vote_epoch, sequence, parts, *vote_content), is_ended, *content = later_fields
+    vote = Vote(vote_epoch, sequence, tuple([(name, chunks) for name, chunks in parts]), *vote_content)
+    producer = producer._replace(began_ms=began_ms, brokers=tuple(brokers), vote=vote, is_ended=is_ended)
+    return producer._replace(content=content[0]) if content else producer

@@ -86,23 +86,23 @@ class StagedTransactions(ExternalTransactions):
         check_name("run", run, NAME_CHARS_MAX)
         key = identity, producer
         async with self._runs.turn(key):
-            known = self.state.producers.get(key, UNKNOWN)
-            if known is UNKNOWN and only_known:
+            old_state = self.state.producers.get(key, UNKNOWN)
+            if old_state is UNKNOWN and only_known:
                 return ExternalRun(0, -1)
-            if run in known.runs and run != known.runs[-1]:
+            if run in old_state.runs and run != old_state.runs[-1]:
                 self._runs.refuse_old(producer, f"run {run!r}")
-            wanted = known._replace(brokers=tuple(sorted({*known.brokers, *brokers})))
-            _check_brokers(wanted.brokers)
-            if run not in known.runs:
+            new_state = old_state._replace(brokers=tuple(sorted({*old_state.brokers, *brokers})))
+            _check_brokers(new_state.brokers)
+            if run not in old_state.runs:
                 began_ms = min(began_ms, self._broker.clock.now_ms() + AHEAD_MS_MAX)
-                self._check_begin(known, key, run, began_ms)
-                runs = (*known.runs, run)[-RUNS_MAX:]
-                began_ms = began_ms or known.began_ms
-                wanted = wanted._replace(epoch=known.epoch + 1, runs=runs, began_ms=began_ms, is_ended=False)
-            if wanted != known:
-                await self._runs.note(wanted.event(key, self.state.hour))
-            prepared = wanted.prepared if wanted.vote.epoch < wanted.epoch else -1
-            return ExternalRun(wanted.epoch, wanted.committed, prepared, wanted.brokers, wanted.content)
+                self._check_begin(old_state, key, run, began_ms)
+                runs = (*old_state.runs, run)[-RUNS_MAX:]
+                began_ms = began_ms or old_state.began_ms
+                new_state = new_state._replace(epoch=old_state.epoch + 1, runs=runs, began_ms=began_ms, is_ended=False)
+            if new_state != old_state:
+                await self._runs.note(new_state.event(key, self.state.hour))
+            prepared = new_state.prepared if new_state.vote.epoch < new_state.epoch else -1
+            return ExternalRun(new_state.epoch, new_state.committed, prepared, new_state.brokers, new_state.content)
 
     def _check_begin(self, known: ProducerState, key: Key, run: str, began_ms: int) -> None:
         """Raise `Refused` unless a new *run* may begin: one whose request was delayed may be older than the newest."""
@@ -180,7 +180,7 @@ class StagedTransactions(ExternalTransactions):
             producer = self._runs.check(transaction)
             content = transaction.content
             if parts is None:
-                parts, content = self._left(producer, transaction), producer.vote.content
+                parts, content = self._parts_of_older_run(producer, transaction), producer.vote.content
             if transaction.sequence <= producer.committed or parts is None:
                 self.duplicates += 1
                 return ExternalCommit(producer.committed, 0, True)
@@ -197,7 +197,7 @@ class StagedTransactions(ExternalTransactions):
             )
             self.deliveries.add(delivery)
             try:
-                await self._broker.turns.finish(delivery.first(partial(self._check_topics, topics, check)))
+                await self._broker.turns.finish(delivery.store_first_group(partial(self._check_topics, topics, check)))
             finally:
                 self.deliveries.follow_up(delivery)
             await delivery.done.wait()
@@ -208,26 +208,31 @@ class StagedTransactions(ExternalTransactions):
         return ExternalCommit(transaction.sequence, delivery.delivered, False)
 
     @staticmethod
-    def _left(producer: ProducerState, transaction: ExternalTransaction) -> Sequence[tuple[str, int]] | None:
+    def _parts_of_older_run(
+        producer: ProducerState, transaction: ExternalTransaction
+    ) -> Sequence[tuple[str, int]] | None:
         """Return the parts that an older run than that of *transaction* has prepared and not committed, if any."""
-        is_left = producer.prepared == transaction.sequence and producer.vote.epoch < transaction.epoch
-        return producer.vote.parts if is_left else None
+        is_prepared = producer.prepared == transaction.sequence and producer.vote.epoch < transaction.epoch
+        return producer.vote.parts if is_prepared else None
 
     def _check_staged(self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]]) -> Steps[set[str]]:
         """Return the topics of *parts*; raise `Refused` unless all parts are complete."""
         state, key = self.state, (transaction.identity, transaction.producer)
-        first = self._events.staged_queue.first_offset
+        first_offset = self._events.staged_queue.first_offset
         topics, budget = set[str](), Budget(LOOK_US)
         for name, chunks in parts:
             part = state.parts.get((key, (transaction.sequence, name)))
-            there = part.chunks if part is not None else 0
-            if part is None or there != chunks:
-                text = f"part {name!r} of transaction {transaction.sequence} of {transaction.producer!r} has {there}"
+            staged_chunks = part.chunks if part is not None else 0
+            if part is None or staged_chunks != chunks:
+                text = f"part {name!r} of transaction {transaction.sequence} of {transaction.producer!r} has"
                 why = "it expired (tx.staged_timeout_ms), was aborted, or was never staged completely"
-                raise Refused(Reason.NOT_FOUND, f"{text} of {chunks} chunks: {why}; stage it again under another name")
+                raise Refused(
+                    Reason.NOT_FOUND,
+                    f"{text} {staged_chunks} of {chunks} chunks: {why}; stage it again under another name",
+                )
             for number in range(chunks):
-                found = state.chunks.get((part.serial, number))
-                if found is None or found.records[0].offset < first:
+                chunk = state.chunks.get((part.serial, number))
+                if chunk is None or chunk.records[0].offset < first_offset:
                     text = f"chunk {number} of part {name!r} of transaction {transaction.sequence} was removed"
                     raise Refused(Reason.NOT_FOUND, f"{text} or is damaged; stage the part again under another name")
                 if budget.is_over():
@@ -257,26 +262,28 @@ class StagedTransactions(ExternalTransactions):
                 return 0  # its parts are dropped already
             if transaction.sequence <= producer.committed:
                 return 0
-            held = producer.held() if transaction.sequence == producer.prepared else frozenset()
+            prepared_names = producer.prepared_names() if transaction.sequence == producer.prepared else frozenset()
             # Prepared parts may be decided on another broker: the next run asks there.
-            found = [name for (_, name), _ in self.state.parts_of(key, transaction.sequence) if name not in held]
-            dropped = found if parts is None else sorted(set(found).intersection(parts))
-            for first in range(0, len(dropped), DROPPED_AT_ONCE):
-                some = dropped[first : first + DROPPED_AT_ONCE]
-                await self._runs.note(encode_event(EventKind.DROPPED, *key, transaction.sequence, some))
-                self.aborted += len(some)
+            names = [
+                name for (_, name), _ in self.state.parts_of(key, transaction.sequence) if name not in prepared_names
+            ]
+            names_to_drop = names if parts is None else sorted(set(names).intersection(parts))
+            for first in range(0, len(names_to_drop), DROPPED_AT_ONCE):
+                some_names = names_to_drop[first : first + DROPPED_AT_ONCE]
+                await self._runs.note(encode_event(EventKind.DROPPED, *key, transaction.sequence, some_names))
+                self.aborted += len(some_names)
                 await trio.lowlevel.checkpoint()  # with asynchronous flush `_note` need not wait
-            return len(dropped)
+            return len(names_to_drop)
 
     async def abort_prepared(self, transaction: ExternalTransaction) -> int:
         key = transaction.identity, transaction.producer
         async with self._runs.turn(key):
-            left = self._left(self._runs.check(transaction), transaction)
-            if left is None:
+            prepared_parts = self._parts_of_older_run(self._runs.check(transaction), transaction)
+            if prepared_parts is None:
                 return 0
             await self._runs.note(self._prepared_event(key, Vote(transaction.epoch)))
-            self.aborted += len(left)
-            return len(left)
+            self.aborted += len(prepared_parts)
+            return len(prepared_parts)
 
     # ---- the service
 
@@ -307,11 +314,11 @@ class StagedTransactions(ExternalTransactions):
             keys.add(key)
             if budget.is_over():
                 yield
-        found: list[ExternalProducer] = []
+        rows: list[ExternalProducer] = []
         for key in sorted(each for each in keys if each > after)[:count]:
             producer, parts = state.producers.get(key, UNKNOWN), [part for _, part in state.parts_of(key)]
             delivery = state.deliveries.get(key)
-            found.append(
+            rows.append(
                 ExternalProducer(
                     *key,
                     producer.epoch,
@@ -326,7 +333,7 @@ class StagedTransactions(ExternalTransactions):
                     state.hour - producer.hour,
                 )
             )
-        return found
+        return rows
 
     def statistics(self) -> dict[str, object]:
         """Return the numbers of staged transactions, and of outcomes since the start."""
