@@ -25,13 +25,13 @@ class Timers:
     def add(self, due_ms: int) -> int:
         self.position += 1
         self.pending.add(due_ms, self.position, 0)
-        self.schedule.added(due_ms, self.position)
+        self.schedule.add(due_ms, self.position)
         self.left[self.position] = due_ms
         return self.position
 
     def remove(self, position: int) -> None:
         self.pending.remove(self.left.pop(position), position)
-        self.schedule.removed(position)
+        self.schedule.forget(position)
 
     def take(self, count: int = 10) -> list[tuple[int, int]]:
         finish_now(self.schedule.prepare(self.now_ms))

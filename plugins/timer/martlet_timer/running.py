@@ -36,9 +36,9 @@ class RunningInfo:
             await trio.sleep(1)
 
     def _counts(self) -> tuple[int, int]:
-        found = self._timers()
+        counters = self._timers()
         delivered, pending, recalled, dropped = (
-            int(str(found[name])) for name in ("delivered", "pending", "recalled", "dropped_without_topic")
+            int(str(counters[name])) for name in ("delivered", "pending", "recalled", "dropped_without_topic")
         )
         return delivered + pending + recalled + dropped, delivered
 

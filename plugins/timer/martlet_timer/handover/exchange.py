@@ -98,9 +98,9 @@ class TimerHandover:
         # The message of a timer is stored at its time or later.
         read_ms = min(read_ms, self._newest_ms + PRECISION_MS)
         wheel_end = await self._position_of(min(of_this, of_master))
-        over = await self._broker.turns.finish(self._over(read_ms, wheel_end))
-        over |= await self._recalled()
-        timers = sorted(over)
+        ended_timers = await self._broker.turns.finish(self._find_ended(read_ms, wheel_end))
+        ended_timers |= await self._find_recalled()
+        timers = sorted(ended_timers)
         for first in range(0, len(timers), NOTED_AT_ONCE):
             self._writer.append([], timers[first : first + NOTED_AT_ONCE])
             await trio.lowlevel.checkpoint()
@@ -164,7 +164,7 @@ class TimerHandover:
             raise Refused(Reason.UNAVAILABLE, f"message {offset} of {TIMER_TOPIC} cannot be read")
         return records[0].position
 
-    def _over(self, read_ms: int, wheel_end: int) -> Steps[set[Timer]]:
+    def _find_ended(self, read_ms: int, wheel_end: int) -> Steps[set[Timer]]:
         """Return the timers that RocketMQ has delivered or rolled."""
         over: set[Timer] = set()
         newest: dict[tuple[int, int], int] = {}
@@ -190,9 +190,9 @@ class TimerHandover:
             for due, position, key in zip(dues, positions, keys, strict=True):
                 yield hour, hour * HOUR_MS + due, position, key
 
-    async def _recalled(self) -> set[Timer]:
+    async def _find_recalled(self) -> set[Timer]:
         """Return the timers with a recall later in the log."""
-        store, found = self._broker.store, set[Timer]()
+        store, timers = self._broker.store, set[Timer]()
         queue = store.queue(TIMER_TOPIC, 0)
         codes, offset = frozenset((tags_code(RECALL_TAG),)), queue.first_offset
         while offset < store.readers.end_offset(queue):
@@ -202,9 +202,9 @@ class TimerHandover:
                 due_ms = due_of(int(out)) if out.isdigit() else 0
                 for key in _recalled_keys(record.properties):
                     positions = await self._broker.turns.finish(self._timers.pending.with_key(due_ms, key))
-                    found |= {(due_ms, position) for position in positions if position < record.position}
+                    timers |= {(due_ms, position) for position in positions if position < record.position}
             offset = max(result.next_offset, offset + 1)
-        return found
+        return timers
 
 
 def _recalled_keys(properties: bytes) -> list[int]:

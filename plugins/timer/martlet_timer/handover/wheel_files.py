@@ -116,12 +116,12 @@ def _log_bytes(disk: Disk, directory: str) -> int:
 
 
 def write_wheel(
-    disk: Disk, directory: str, units: Iterable[Unit], last: tuple[int, int], queue_end: int, now_ms: int
+    disk: Disk, directory: str, units: Iterable[Unit], last_record: tuple[int, int], queue_end: int, now_ms: int
 ) -> Steps[bytes]:
     """Write wheel and log of *units* into the data directory, in slices; return the content of the checkpoint.
 
     Args:
-      last: position and size of the last record of the timer topic, which has *queue_end* messages.
+      last_record: position and size of the last record of the timer topic, which has *queue_end* messages.
     """
     write_ms = now_ms // PRECISION_MS * PRECISION_MS
     read_ms = write_ms
@@ -131,16 +131,16 @@ def write_wheel(
     for due_ms, position, size in units:
         slot_ms, kind = _slot_of(due_ms, write_ms)
         read_ms = min(read_ms, slot_ms)
-        first, before, count = slots.get(slot_ms, (-1, -1, 0))
-        unit = UNIT.pack(UNIT.size, before, kind, write_ms, slot_ms - write_ms, position, size, 0, 0)
-        at = log.append(unit)
-        slots[slot_ms] = (at if first < 0 else first), at, count + 1
+        first_position, previous, count = slots.get(slot_ms, (-1, -1, 0))
+        unit = UNIT.pack(UNIT.size, previous, kind, write_ms, slot_ms - write_ms, position, size, 0, 0)
+        unit_position = log.append(unit)
+        slots[slot_ms] = (unit_position if first_position < 0 else first_position), unit_position, count + 1
         if budget.is_over():
             yield
-    first, before, count = slots.get(read_ms, (-1, -1, 0))
+    first_position, previous, count = slots.get(read_ms, (-1, -1, 0))
     kind = USUAL | RECALL
-    at = log.append(UNIT.pack(UNIT.size, before, kind, write_ms, read_ms - write_ms, *last, 0, 0))
-    slots[read_ms] = (at if first < 0 else first), at, count
+    unit_position = log.append(UNIT.pack(UNIT.size, previous, kind, write_ms, read_ms - write_ms, *last_record, 0, 0))
+    slots[read_ms] = (unit_position if first_position < 0 else first_position), unit_position, count
     log.flush()
     yield from _write_slots(disk, f"{directory}/timerwheel", slots)
     return CHECK.pack(read_ms, log.position, queue_end, queue_end, 0, now_ms, 1)

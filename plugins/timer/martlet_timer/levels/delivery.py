@@ -65,23 +65,23 @@ class LevelDelivery:
         """Deliver until cancelled."""
         store = self._store
         if not self.rounds.stored:
-            known = self._known()
-            self.rounds.stored = {level: low_of(ranges) for level, ranges in known.items()}
-            self._levels.restore(known)
+            delivered = self._delivered_before_start()
+            self.rounds.stored = {level: low_of(ranges) for level, ranges in delivered.items()}
+            self._levels.restore(delivered)
         task_status.started()
         await self._offsets.adopt()
         self._return_to_log()
-        store.readable_end.on_moved.append(self._flushed)
+        store.readable_end.on_moved.append(self._settle_after_flush)
         self._offsets.keeper = self
         self._levels.open()
         try:
             while True:
-                began = self._clock.now_ms()
+                start_ms = self._clock.now_ms()
                 await self._deliver_or_retry()
-                await self._wait_for_next(began + ROUND_MS)
+                await self._wait_for_next(start_ms + ROUND_MS)
         finally:
             self._offsets.keeper = None
-            store.readable_end.on_moved.remove(self._flushed)
+            store.readable_end.on_moved.remove(self._settle_after_flush)
             self._levels.close()
 
     def _return_to_log(self) -> None:
@@ -89,14 +89,14 @@ class LevelDelivery:
         self.rounds.forget()
         self._levels.return_to(self.rounds.stored)
 
-    def _known(self) -> Delivered:
+    def _delivered_before_start(self) -> Delivered:
         """Return the ranges delivered before the start, cut at the end of each queue to skip no new messages."""
         queues = self._store.queues.topics.get(SCHEDULE_TOPIC, {})
         ends = {queue_id + 1: self._store.readers.end_offset(queue) for queue_id, queue in queues.items()}
-        known = self._offsets.delivered
+        delivered = self._offsets.delivered
         return {
             level: union((min(first, ends.get(level, 0)), min(end, ends.get(level, 0))) for first, end in ranges)
-            for level, ranges in known.items()
+            for level, ranges in delivered.items()
         }
 
     # waiting
@@ -105,7 +105,7 @@ class LevelDelivery:
         """Read the clock again after a jump."""
         self._wake.set()
 
-    def _flushed(self) -> None:
+    def _settle_after_flush(self) -> None:
         if self.rounds.are_waiting:
             self.rounds.settle()
             self._wake.set()
@@ -161,12 +161,12 @@ class LevelDelivery:
         while rounds.settle():
             if not rounds.has_room:
                 return True
-            made = rounds.begin()
-            await levels.collect(made)
-            made.offsets = levels.reached()
-            if made.offsets == rounds.noted and rounds.published_end > levels.released_end:
+            new_round = rounds.begin()
+            await levels.collect(new_round)
+            new_round.offsets = levels.offsets()
+            if new_round.offsets == rounds.noted and rounds.published_end > levels.released_end:
                 return True
-            rounds.publish(made, levels.later())
+            rounds.publish(new_round, levels.later_ranges())
             await trio.lowlevel.checkpoint()  # the server commits
         return False
 
@@ -183,19 +183,19 @@ class LevelDelivery:
           Refused: deliveries fail, because the store refuses writes or cannot be read.
         """
         self._levels.release(end)
-        failed_rounds, wanted = self._failed_rounds, dict[int, int]()
-        while not self._is_released(end, wanted):
+        failed_rounds, offsets = self._failed_rounds, dict[int, int]()
+        while not self._is_released(end, offsets):
             progress = self._progress
             self._wake.set()
             await progress.wait()
             if self._failed_rounds != failed_rounds:
                 raise Refused(Reason.BUSY, "messages of the delay levels cannot be moved now; the log says why")
 
-    def _is_released(self, end: int, wanted: dict[int, int]) -> bool:
-        """Return whether the offsets in *wanted* (see `DelayLevels.is_released`) and a newer note are stored."""
-        known = self._levels.is_released(end, wanted)
-        stored = all(self.rounds.stored.get(level, 0) >= offset for level, offset in wanted.items())
-        return known and stored and self.rounds.settled_end > self._levels.released_end
+    def _is_released(self, end: int, offsets: dict[int, int]) -> bool:
+        """Return whether *offsets* (see `DelayLevels.is_released`) are complete, and stored with a newer note."""
+        are_offsets_known = self._levels.is_released(end, offsets)
+        are_offsets_stored = all(self.rounds.stored.get(level, 0) >= offset for level, offset in offsets.items())
+        return are_offsets_known and are_offsets_stored and self.rounds.settled_end > self._levels.released_end
 
     def statistics(self) -> dict[str, object]:
         """Return counters, and by level the number of waiting messages and the lateness of the oldest one in ms."""

@@ -94,10 +94,10 @@ class DelayLevels:
 
     # the queues
 
-    def restore(self, known: Delivered) -> None:
+    def restore(self, delivered: Delivered) -> None:
         """Skip messages that were delivered before the start although earlier ones were not."""
         for level in self._levels:
-            ranges = known.get(level.number, ())
+            ranges = delivered.get(level.number, ())
             level.later = later_of(ranges)
             if level.later:
                 text = "a power cut lost messages of level %d that were delivered; delivering them again from %d on"
@@ -106,24 +106,24 @@ class DelayLevels:
     def open(self) -> None:
         """Follow the current and later queues of the levels, until `close`."""
         self._started_ms, self._started_at = self._clock.now_ms(), self._store.readable
-        self._store.queues.on_new.append(self._found_queue)
+        self._store.queues.on_new.append(self._follow_queue)
         for queue in list(self._store.queues.topics.get(SCHEDULE_TOPIC, {}).values()):
-            self._found_queue(queue)
+            self._follow_queue(queue)
 
     def close(self) -> None:
-        self._store.queues.on_new.remove(self._found_queue)
+        self._store.queues.on_new.remove(self._follow_queue)
         for level in self._levels:
             if level.queue is not None and level.queue.watchers is not None:
-                level.queue.watchers.remove(self._became_readable)
+                level.queue.watchers.remove(self._wake_level)
                 level.queue = None
 
-    def _found_queue(self, queue: Queue) -> None:
+    def _follow_queue(self, queue: Queue) -> None:
         if queue.topic == SCHEDULE_TOPIC and queue.queue_id < len(self._levels):
             level = self._levels[queue.queue_id]
             level.queue, level.due_ms, level.floor = queue, UNKNOWN, 0
-            queue.watchers = [*(queue.watchers or ()), self._became_readable]
+            queue.watchers = [*(queue.watchers or ()), self._wake_level]
 
-    def _became_readable(self, queue: Queue) -> None:
+    def _wake_level(self, queue: Queue) -> None:
         level = self._levels[queue.queue_id]
         if level.due_ms in (UNKNOWN, NEVER):
             level.due_ms = UNKNOWN
@@ -134,11 +134,11 @@ class DelayLevels:
         for level in self._levels:
             level.offset, level.due_ms, level.floor = offsets.get(level.number, 0), UNKNOWN, 0
 
-    def reached(self) -> dict[int, int]:
+    def offsets(self) -> dict[int, int]:
         """Return, by level, the number of messages that were delivered, or taken by this round."""
         return {level.number: level.offset for level in self._levels if level.offset > 0}
 
-    def later(self) -> dict[int, Ranges]:
+    def later_ranges(self) -> dict[int, Ranges]:
         """Return by level the ranges that were delivered before the start although earlier messages were not."""
         return {level.number: level.later for level in self._levels}
 
@@ -148,31 +148,31 @@ class DelayLevels:
 
     # due messages
 
-    async def collect(self, made: Round) -> None:
+    async def collect(self, new_round: Round) -> None:
         """Take due messages from the levels until the round is full; each call begins with another level."""
         levels, now = self._levels, self._clock.now_ms()
         for place in range(len(levels)):
             level = levels[(self._first + place) % len(levels)]
-            if level.queue is not None and level.due_ms <= now and made.has_room:
-                await self._collect_level(level, level.queue, made, now)
+            if level.queue is not None and level.due_ms <= now and new_round.has_room:
+                await self._collect_level(level, level.queue, new_round, now)
         self._first = (self._first + 1) % len(levels)
 
-    async def _collect_level(self, level: Level, queue: Queue, made: Round, now: float) -> None:
-        count = ROUND_MESSAGES - len(made.messages) if level.due_ms != UNKNOWN else 1
+    async def _collect_level(self, level: Level, queue: Queue, new_round: Round, now: float) -> None:
+        count = ROUND_MESSAGES - len(new_round.messages) if level.due_ms != UNKNOWN else 1
         offset = level.offset
         if offset < queue.first_offset:
             self._note_expired(level, queue.first_offset - offset)
             offset = queue.first_offset
         readable = self._store.readable
-        result = self._store.readers.read_near(queue, offset, count, made.bytes_left)
+        result = self._store.readers.read_near(queue, offset, count, new_round.bytes_left)
         if result is None:
-            result = await self._store.readers.read_far(queue, offset, count, made.bytes_left)
+            result = await self._store.readers.read_far(queue, offset, count, new_round.bytes_left)
         level.offset = min(offset, result.end_offset)
         level.due_ms = NEVER if offset >= result.end_offset else UNKNOWN
         level.floor = readable if level.due_ms == NEVER else 0
-        self._take(level, result, made, now)
+        self._take_due(level, result, new_round, now)
 
-    def _take(self, level: Level, result: ReadResult, made: Round, now: float) -> None:
+    def _take_due(self, level: Level, result: ReadResult, new_round: Round, now: float) -> None:
         """Add the due messages of *result*, and set the due time of the next one."""
         for piece in result.pieces:
             for record in record_views(piece):
@@ -188,9 +188,9 @@ class DelayLevels:
                 level.offset += 1
                 level.due_ms = now
                 if is_moved:
-                    self._move(level, record, due_ms, made)
+                    self._add_timer(level, record, due_ms, new_round)
                 else:
-                    self._add(level, record, due_ms, made)
+                    self._add_due_message(level, record, due_ms, new_round)
         self._skip_to(level, result.next_offset)
 
     def _skip_to(self, level: Level, offset: int) -> None:
@@ -212,7 +212,7 @@ class DelayLevels:
         text = "retention removed %d delayed messages of level %d before they were due; keep the log for longer"
         log.error(text, count, level.number)
 
-    def _add(self, level: Level, record: RecordView, due_ms: float, made: Round) -> None:
+    def _add_due_message(self, level: Level, record: RecordView, due_ms: float, new_round: Round) -> None:
         message = _message_of(record)
         name = find_property(message.properties, REAL_TOPIC).decode("utf-8", "replace")
         topic = self._broker.topics.get(name)
@@ -222,37 +222,37 @@ class DelayLevels:
         elif topic is None:
             why = f"topic[{name}] does not exist any more"
         if why or topic is None:
-            made.dropped += 1
-            self._say_undeliverable(level, record, why)
+            new_round.dropped += 1
+            self._log_undeliverable(level, record, why)
             return
         if not topic.perm & WRITE or not topic.write_queues:
-            made.postponed += 1
+            new_round.postponed += 1
             message.topic, message.queue_id = SCHEDULE_TOPIC, level.number - 1
         else:
             message.topic = name
             message.queue_id = _queue_of(message, max(topic.write_queues, topic.read_queues), topic.write_queues)
-            made.due_ms[len(made.messages)] = due_ms
-        self._put(made, level, record, message)
+            new_round.due_ms[len(new_round.messages)] = due_ms
+        self._add_to_round(new_round, level, record, message)
 
-    def _move(self, level: Level, record: RecordView, due_ms: float, made: Round) -> None:
+    def _add_timer(self, level: Level, record: RecordView, due_ms: float, new_round: Round) -> None:
         """Make a timer of *record*; timers of a level keep their order despite the rounding of clocks."""
         ahead_ms = ceil(due_ms - self._clock.now_ms())
         level.moved_ms = max(self._wall_ms() + ahead_ms, level.moved_ms)
         message = _message_of(record)
         properties = timer_properties(message.properties, level.moved_ms)
         if len(properties) > PROPERTIES_BYTES_MAX:
-            made.postponed += 1  # the message waits for its delay again: late, but not lost
+            new_round.postponed += 1  # the message waits for its delay again: late, but not lost
         else:
-            made.moved += 1
+            new_round.moved += 1
             message.topic, message.queue_id, message.properties = TIMER_TOPIC, 0, properties
-        self._put(made, level, record, message)
+        self._add_to_round(new_round, level, record, message)
 
-    def _put(self, made: Round, level: Level, record: RecordView, message: Message) -> None:
-        made.messages.append(message)
-        made.places.append((level.number, level.offset))
-        made.bytes_left -= record.size
+    def _add_to_round(self, new_round: Round, level: Level, record: RecordView, message: Message) -> None:
+        new_round.messages.append(message)
+        new_round.places.append((level.number, level.offset))
+        new_round.bytes_left -= record.size
 
-    def _say_undeliverable(self, level: Level, record: RecordView, why: str) -> None:
+    def _log_undeliverable(self, level: Level, record: RecordView, why: str) -> None:
         text = "delayed message at position %d (message %d of level %d, key %s) is not delivered; %s"
         key = record.property("UNIQ_KEY") or "none"
         log.error(text, record.position, record.queue_offset, level.number, key, why)
@@ -270,26 +270,28 @@ class DelayLevels:
             if level.floor < end:
                 level.due_ms = UNKNOWN
 
-    def is_released(self, end: int, wanted: dict[int, int]) -> bool:
-        """Set in *wanted*, by level, an offset after all records before *end*; return whether all are known."""
+    def is_released(self, end: int, offsets: dict[int, int]) -> bool:
+        """Set in *offsets*, by level, an offset after all records before *end*; return whether all are known."""
         levels = [level for level in self._levels if level.queue is not None]
         for level in levels:
             if level.floor >= end:
-                wanted.setdefault(level.number, level.offset)
-        return all(level.number in wanted for level in levels)
+                offsets.setdefault(level.number, level.offset)
+        return all(level.number in offsets for level in levels)
 
     def statistics(self) -> dict[str, object]:
         """Return, by level, the number of waiting messages, and the lateness of the oldest one in ms."""
         now = self._clock.now_ms()
-        waiting: dict[str, int] = {}
+        pending_counts: dict[str, int] = {}
         for level in self._levels:
             if level.queue is not None:
-                waiting[f"pending_{level.number}"] = max(self._store.readers.end_offset(level.queue) - level.offset, 0)
-        late = [now - level.due_ms for level in self._levels if level.due_ms not in (UNKNOWN, NEVER)]
+                pending_counts[f"pending_{level.number}"] = max(
+                    self._store.readers.end_offset(level.queue) - level.offset, 0
+                )
+        latenesses = [now - level.due_ms for level in self._levels if level.due_ms not in (UNKNOWN, NEVER)]
         return {
-            "pending": sum(waiting.values()),
-            **waiting,
-            "lag_ms": round(max([0.0, *late])),
+            "pending": sum(pending_counts.values()),
+            **pending_counts,
+            "lag_ms": round(max([0.0, *latenesses])),
             "unreadable": self.unreadable,
             "expired": self.expired,
         }

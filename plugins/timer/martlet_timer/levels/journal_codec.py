@@ -52,22 +52,26 @@ def encode_note(reached: Offsets, begun: Offsets, later: Mapping[int, Ranges]) -
     return note
 
 
-def apply_note(known: Delivered | None, note: bytes) -> Delivered:
+def apply_note(delivered_before: Delivered | None, note: bytes) -> Delivered:
     """Return the messages delivered up to and including the round of *note*.
 
     Args:
-      known: the messages delivered before, by earlier notes; None if they were removed from the log.
+      delivered_before: the messages that earlier notes contain; None if they were removed from the log.
     """
     content = msgpack.unpackb(note, strict_map_key=False)
     if isinstance(content, dict):
         return {level: union([(0, offset)]) for level, offset in content.items()}
     reached, changed = content[:2]
     later = content[2] if len(content) > 2 else {}
-    found: Delivered = {}
+    delivered: Delivered = {}
     for level in {**reached, **later}:
         offset = reached.get(level, 0)
-        begun = changed.get(level, offset)
+        start = changed.get(level, offset)
         # Known ranges after that offset do not count: RocketMQ has set the level back, or its queue is shorter now.
-        before = [(0, begun)] if known is None else [(first, min(end, begun)) for first, end in known.get(level, ())]
-        found[level] = union([*before, (begun, offset), *map(tuple, later.get(level, ()))])
-    return found
+        earlier_ranges = (
+            [(0, start)]
+            if delivered_before is None
+            else [(first, min(end, start)) for first, end in delivered_before.get(level, ())]
+        )
+        delivered[level] = union([*earlier_ranges, (start, offset), *map(tuple, later.get(level, ()))])
+    return delivered

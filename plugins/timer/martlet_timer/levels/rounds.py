@@ -109,41 +109,41 @@ class PublishedRounds:
         config = self._store.config
         return Round(min(ROUND_BYTES, config.group_room // 2, config.segment_bytes // 4))
 
-    def publish(self, made: Round, later: Mapping[int, Ranges]) -> None:
-        """Publish the messages of *made* and its offsets; *later* is the argument of `encode_note`.
+    def publish(self, new_round: Round, later: Mapping[int, Ranges]) -> None:
+        """Publish the messages of *new_round* and its offsets; *later* is the argument of `encode_note`.
 
         Raises:
           Refused: the store accepts no writes at the moment.
         """
-        note = self._state.journal, encode_note(made.offsets, self.noted, later)
+        note = self._state.journal, encode_note(new_round.offsets, self.noted, later)
         self._store.committer.renew_clock()  # an older time would look like an early delivery
         try:
-            self._broker.publish_all(made.messages, atomic=True, notes=[note], passed=self._plugin)
+            self._broker.publish_all(new_round.messages, atomic=True, notes=[note], passed=self._plugin)
         except Refused as refused:
-            if self._store.admission.refusal or not made.messages:
+            if self._store.admission.refusal or not new_round.messages:
                 raise
             log.warning("delayed messages are delivered one by one, because one was refused; %s", refused)
-            self._publish_each(made, later)
+            self._publish_each(new_round, later)
             self._broker.publish_all([], atomic=True, notes=[note])
-        made.end, made.noted = self._store.appended, self._journal_end()
-        self.published_end = made.end
-        self.noted = made.offsets
-        self._unsettled.append(made)
+        new_round.end, new_round.noted = self._store.appended, self._journal_end()
+        self.published_end = new_round.end
+        self.noted = new_round.offsets
+        self._unsettled.append(new_round)
 
-    def _publish_each(self, made: Round, later: Mapping[int, Ranges]) -> None:
-        """Publish each message of *made* with a note of its own; drop refused messages."""
+    def _publish_each(self, new_round: Round, later: Mapping[int, Ranges]) -> None:
+        """Publish each message of *new_round* with a note of its own; drop refused messages."""
         offsets = dict(self.noted)
-        for place, (message, (level, offset)) in enumerate(zip(made.messages, made.places, strict=True)):
-            begun = dict(offsets)
+        for place, (message, (level, offset)) in enumerate(zip(new_round.messages, new_round.places, strict=True)):
+            start_offsets = dict(offsets)
             offsets[level] = offset
-            note = self._state.journal, encode_note(offsets, begun, later)
+            note = self._state.journal, encode_note(offsets, start_offsets, later)
             try:
                 self._broker.publish_all([message], atomic=True, notes=[note], passed=self._plugin)
             except Refused as refused:
                 if self._store.admission.refusal:
                     raise
-                made.dropped += 1
-                made.due_ms.pop(place, None)
+                new_round.dropped += 1
+                new_round.due_ms.pop(place, None)
                 key = message.property("UNIQ_KEY") or "none"
                 log.error("delayed message with key %s for topic %s is not delivered; %s", key, message.topic, refused)
 
@@ -157,9 +157,9 @@ class PublishedRounds:
             return True
         journal_end = self._journal_end()
         while unsettled and unsettled[0].noted <= journal_end and unsettled[0].end <= store.readable:
-            made = unsettled.popleft()
-            self.stored, self.settled_end = made.offsets, made.end
-            self._count(made)
+            stored_round = unsettled.popleft()
+            self.stored, self.settled_end = stored_round.offsets, stored_round.end
+            self._count(stored_round)
         return not unsettled or unsettled[-1].noted <= journal_end
 
     def forget(self) -> None:
@@ -167,14 +167,14 @@ class PublishedRounds:
         self._unsettled.clear()
         self.noted, self.published_end = self.stored, self.settled_end
 
-    def _count(self, made: Round) -> None:
+    def _count(self, stored_round: Round) -> None:
         now = self._clock.now_ms()
-        for due_ms in made.due_ms.values():
+        for due_ms in stored_round.due_ms.values():
             self.lateness.add(now - due_ms)
-        self._delivered += len(made.due_ms)
-        self._moved_to_timers += made.moved
-        self._postponed += made.postponed
-        self._undeliverable += made.dropped
+        self._delivered += len(stored_round.due_ms)
+        self._moved_to_timers += stored_round.moved
+        self._postponed += stored_round.postponed
+        self._undeliverable += stored_round.dropped
 
     def statistics(self) -> dict[str, object]:
         return {

@@ -111,12 +111,12 @@ class LevelState:
     # the projection
 
     def held(self) -> int:
-        held = 0
+        count = 0
         for queue_id, queue in self._broker.store.queues.topics.get(SCHEDULE_TOPIC, {}).items():
             ranges = self.delivered.get(queue_id + 1, ())
             later = sum(end - first for first, end in later_of(ranges))
-            held += max(queue.next_offset - max(low_of(ranges), queue.first_offset) - later, 0)
-        return held
+            count += max(queue.next_offset - max(low_of(ranges), queue.first_offset) - later, 0)
+        return count
 
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:
@@ -176,8 +176,11 @@ class LevelState:
         self._drop_states(position)
         if len(self._states) > 1:
             self.table.change()  # the file is written again once newer states are durable
-        known, delivered = self._states[0]
-        head, offsets = head_of(self._version, known), {level: low_of(delivered[level]) for level in sorted(delivered)}
+        state_position, delivered = self._states[0]
+        head, offsets = (
+            head_of(self._version, state_position),
+            {level: low_of(delivered[level]) for level in sorted(delivered)},
+        )
         later = {level: ranges for level in sorted(delivered) if (ranges := later_of(delivered[level]))}
         if later:
             head[LATER_KEY] = {str(level): ranges for level, ranges in later.items()}
@@ -194,12 +197,12 @@ class LevelState:
         table = parse(data, "delayOffset.json")
         offsets = table_in(table, "offsetTable", "delayOffset.json").items()
         with reading("delayOffset.json"):
-            found = {int(level): [(0, int(offset))] for level, offset in offsets}
+            ranges_by_level = {int(level): [(0, int(offset))] for level, offset in offsets}
             for level, ranges in (table.get(LATER_KEY) or {}).items():
-                found.setdefault(int(level), []).extend((int(first), int(end)) for first, end in ranges)
+                ranges_by_level.setdefault(int(level), []).extend((int(first), int(end)) for first, end in ranges)
             position = int(table.get(POSITION_KEY, NO_POSITION))
         self._version.load(table.get("dataVersion"))
-        self.delivered = {level: union(ranges) for level, ranges in found.items()}
+        self.delivered = {level: union(ranges) for level, ranges in ranges_by_level.items()}
         self._position, self._is_known = position, True
 
     async def adopt(self) -> None:
@@ -224,6 +227,6 @@ class LevelState:
                 await trio.sleep(RETRY_S)
 
 
-def _ranges_of(found: int | list[list[int]]) -> Ranges:
+def _ranges_of(row: int | list[list[int]]) -> Ranges:
     """Return the ranges in a snapshot; an older snapshot has only an offset."""
-    return union([(0, found)] if isinstance(found, int) else [(first, end) for first, end in found])
+    return union([(0, row)] if isinstance(row, int) else [(first, end) for first, end in row])

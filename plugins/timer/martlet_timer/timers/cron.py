@@ -87,10 +87,10 @@ class Cron:
 
     def shortest_ms(self) -> int:
         """Return the shortest interval from one time to the next, as if all days counted."""
-        first, last = self._minutes[0], self._minutes[-1]
+        first_minute, last_minute = self._minutes[0], self._minutes[-1]
         gaps = [later - earlier for earlier, later in pairwise(self._minutes)]
-        gaps += [60 * (later - earlier) + first - last for earlier, later in pairwise(self._hours)]
-        gaps.append(60 * (self._hours[0] + 24 - self._hours[-1]) + first - last)
+        gaps += [60 * (later - earlier) + first_minute - last_minute for earlier, later in pairwise(self._hours)]
+        gaps.append(60 * (self._hours[0] + 24 - self._hours[-1]) + first_minute - last_minute)
         return min(gaps) * MINUTE_S * 1000
 
 

@@ -21,8 +21,8 @@ from martlet_timer.timers.damped_clock import DampedClock
 from martlet_timer.timers.journal_writer import TimerJournalWriter
 from martlet_timer.timers.outcomes import POSTPONE_MS, DueTimer, TimerOutcomes
 from martlet_timer.timers.pending import PendingTimers
-from martlet_timer.timers.reader import Found, RecordReader
-from martlet_timer.timers.records import moved
+from martlet_timer.timers.reader import ReadOutcome, RecordReader
+from martlet_timer.timers.records import moved_copy
 from martlet_timer.timers.repeats import is_repeated
 from martlet_timer.timers.schedule import Schedule, Timer
 from martlet_timer.timers.state import TimerState
@@ -65,7 +65,7 @@ class TimerDelivery:
         self.outcomes = TimerOutcomes(broker, writer, timers, clock, period_min_ms)
         self.reader = RecordReader(broker.store)
         timers.append_again = self.append_again
-        timers.changed = self._changed
+        timers.changed = self._handle_change
         self._woken = trio.Event()
         # Tasks that wait for taken timers.
         self._freed = trio.lowlevel.ParkingLot()
@@ -99,7 +99,7 @@ class TimerDelivery:
             else:
                 await self._wait()
 
-    def _changed(self) -> None:
+    def _handle_change(self) -> None:
         """Handle added or removed timers."""
         self._freed.unpark_all()
         self.outcomes.count_readable()
@@ -142,29 +142,29 @@ class TimerDelivery:
 
     async def _deliver(self, timers: list[Timer]) -> None:
         """Deliver the taken *timers*; let undeliverable ones become due again."""
-        left = {position: (due_ms, position) for due_ms, position in timers}
+        unsettled_timers = {position: (due_ms, position) for due_ms, position in timers}
         end = 0
-        refused: MartletError | None = None
+        refusal: MartletError | None = None
         try:
-            found = await self.reader.read([position for _, position in timers], BATCH_BYTES)
-            due = self._check_found(timers, found, left)
-            if due:
-                end = self.outcomes.publish(_first(due), left)
+            outcomes = await self.reader.read([position for _, position in timers], BATCH_BYTES)
+            due_timers = self._select_deliverable(timers, outcomes, unsettled_timers)
+            if due_timers:
+                end = self.outcomes.publish(_first_timers(due_timers), unsettled_timers)
         except (Refused, StoreFailed) as error:
-            refused = error
+            refusal = error
         finally:
-            self.give_back(list(left.values()))
-        if refused is not None:
-            await self._pause(refused)
+            self.give_back(list(unsettled_timers.values()))
+        if refusal is not None:
+            await self._pause(refusal)
         elif self._schedule.taken > TAKEN_MAX:
             await self._wait_applied(end)
         else:
             await trio.lowlevel.checkpoint()
 
-    async def _pause(self, refused: MartletError) -> None:
+    async def _pause(self, refusal: MartletError) -> None:
         if not self._writer.is_refused:
             self._writer.is_refused = True
-            log.warning("timers wait, because the store refuses messages; %s", refused)
+            log.warning("timers wait, because the store refuses messages; %s", refusal)
         await trio.sleep(RETRY_S)
 
     def _is_busy(self, timer: Timer) -> bool:
@@ -191,27 +191,29 @@ class TimerDelivery:
 
     # ---- results of reads
 
-    def _check_found(self, timers: list[Timer], found: Sequence[Found], left: dict[int, Timer]) -> list[DueTimer]:
+    def _select_deliverable(
+        self, timers: list[Timer], outcomes: Sequence[ReadOutcome], unsettled_timers: dict[int, Timer]
+    ) -> list[DueTimer]:
         """Return the timers that can be delivered; store that damaged ones are gone, and set unreadable ones aside."""
-        due: list[DueTimer] = []
-        damaged: list[Timer] = []
-        for timer, record in zip(timers, found, strict=False):
+        due_timers: list[DueTimer] = []
+        damaged_timers: list[Timer] = []
+        for timer, outcome in zip(timers, outcomes, strict=False):
             if not self._pending.has(*timer):
                 continue
             if self._timers.repeated.is_ending(timer[1]):
-                left.pop(timer[1])  # the note removes it
+                unsettled_timers.pop(timer[1])  # the note removes it
                 continue
-            if isinstance(record, Record):
-                due.append((timer, record))
-            elif record is None:
-                damaged.append(timer)
+            if isinstance(outcome, Record):
+                due_timers.append((timer, outcome))
+            elif outcome is None:
+                damaged_timers.append(timer)
             else:
-                self._put_aside(left.pop(timer[1]), record)
-        if damaged:
-            self._drop_damaged(damaged)
-            for _, position in damaged:
-                left.pop(position)
-        return due
+                self._put_aside(unsettled_timers.pop(timer[1]), outcome)
+        if damaged_timers:
+            self._drop_damaged(damaged_timers)
+            for _, position in damaged_timers:
+                unsettled_timers.pop(position)
+        return due_timers
 
     def _drop_damaged(self, timers: list[Timer]) -> None:
         keys = [key for _, position in timers if (key := self._timers.repeated.key_at(position))]
@@ -243,46 +245,48 @@ class TimerDelivery:
         """
         self._retry_unreadable()
         for timers in parts:
-            for first in range(0, len(timers), BATCH_TIMERS):
-                yield from self._append_batch_again(timers[first : first + BATCH_TIMERS])
+            for start in range(0, len(timers), BATCH_TIMERS):
+                yield from self._append_batch_again(timers[start : start + BATCH_TIMERS])
             yield None
         if self._unreadable:
             raise StoreError(f"records of {len(self._unreadable)} timers cannot be read; check the disk")
 
     def _append_batch_again(self, timers: list[Timer]) -> WaitingSteps[None]:
-        left: dict[int, Timer] = {}
+        unsettled_timers: dict[int, Timer] = {}
         try:
             for timer in timers:
                 if self._is_busy(timer):
                     yield partial(self.wait_free, timer)
                 if self._schedule.hold(timer):
-                    left[timer[1]] = timer
-            held = list(left.values())
-            while held:
-                found: list[Found] = []
-                yield partial(self._read_into, found, [position for _, position in held])
-                self._move(self._check_found(held, found, left), left)
-                held = held[len(found) :]
+                    unsettled_timers[timer[1]] = timer
+            held_timers = list(unsettled_timers.values())
+            while held_timers:
+                outcomes: list[ReadOutcome] = []
+                yield partial(self._read_into, outcomes, [position for _, position in held_timers])
+                self._move(self._select_deliverable(held_timers, outcomes, unsettled_timers), unsettled_timers)
+                held_timers = held_timers[len(outcomes) :]
         finally:
-            self.give_back(list(left.values()))
+            self.give_back(list(unsettled_timers.values()))
 
-    async def _read_into(self, found: list[Found], positions: list[int]) -> None:
-        found += await self.reader.read(positions, BATCH_BYTES)
+    async def _read_into(self, outcomes: list[ReadOutcome], positions: list[int]) -> None:
+        outcomes += await self.reader.read(positions, BATCH_BYTES)
 
-    def _move(self, batch: list[DueTimer], left: dict[int, Timer]) -> None:
-        """Append the records of *batch* again, and remove the stored ones from *left*."""
+    def _move(self, batch: list[DueTimer], unsettled_timers: dict[int, Timer]) -> None:
+        """Append the records of *batch* again, and remove the stored ones from *unsettled_timers*."""
         count = len(batch)
         while batch:
             part = batch[:count]
             try:
-                self._writer.append([moved(record, timer[0]) for timer, record in part], [timer for timer, _ in part])
+                self._writer.append(
+                    [moved_copy(record, timer[0]) for timer, record in part], [timer for timer, _ in part]
+                )
             except Refused:
                 if self._store.admission.refusal or count == 1:
                     raise
                 count //= 2  # together they are too large for a group
                 continue
             for (_, position), _ in part:
-                left.pop(position)
+                unsettled_timers.pop(position)
             batch = batch[count:]
 
     def statistics(self) -> dict[str, object]:
@@ -309,11 +313,11 @@ class TimerDelivery:
         }
 
 
-def _first(due: list[DueTimer]) -> list[DueTimer]:
-    """Return the first timers of *due*, as many as one turn delivers; the others stay due."""
+def _first_timers(due_timers: list[DueTimer]) -> list[DueTimer]:
+    """Return the first timers of *due_timers*, as many as one turn delivers; the others stay due."""
     cost = 0
-    for index, (_, record) in enumerate(due):
+    for index, (_, record) in enumerate(due_timers):
         cost += TIMERS_A_REPETITION if is_repeated(record.properties) else 1
         if cost > BATCH_TIMERS:
-            return due[:index]
-    return due
+            return due_timers[:index]
+    return due_timers

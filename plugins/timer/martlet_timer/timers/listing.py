@@ -9,7 +9,7 @@ from martlet.message import Record, find_property
 from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
 from martlet_timer.timers.delivery import TimerDelivery
 from martlet_timer.timers.records import OUT_MS
-from martlet_timer.timers.repeats import described
+from martlet_timer.timers.repeats import describe_repetition
 from martlet_timer.timers.state import TimerState
 
 __all__ = ["Listing"]
@@ -38,18 +38,18 @@ class Listing:
         """Return the first *count* timers that are due at *from_ms* or later, except those with damaged records."""
         await self._projections.wait_applied(self._timers)
         timers = await self._turns.finish(self._timers.pending.first_due(from_ms, count))
-        found: list[PendingTimer] = []
+        pending_timers: list[PendingTimer] = []
         while timers:
             part = timers[:READ_AT_ONCE]
             records = await self._reader.read([position for _, position in part], READ_BYTES)
             for (due_ms, _), record in zip(part, records, strict=False):
                 if isinstance(record, Record):
-                    found.append(_described(due_ms, record))
+                    pending_timers.append(_describe_timer(due_ms, record))
             del timers[: len(records)]
-        return found
+        return pending_timers
 
 
-def _described(due_ms: int, record: Record) -> PendingTimer:
+def _describe_timer(due_ms: int, record: Record) -> PendingTimer:
     def text(name: bytes) -> str:
         return find_property(record.properties, name).decode("utf-8", "replace")
 
@@ -63,5 +63,5 @@ def _described(due_ms: int, record: Record) -> PendingTimer:
         int(out),
         record.store_ms,
         len(record.body),
-        described(record.properties),
+        describe_repetition(record.properties),
     )

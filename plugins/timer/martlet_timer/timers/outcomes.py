@@ -12,7 +12,7 @@ from martlet_timer.lateness import Lateness
 from martlet_timer.properties import REAL_TOPIC
 from martlet_timer.timers.damped_clock import DampedClock
 from martlet_timer.timers.journal_writer import TimerJournalWriter
-from martlet_timer.timers.records import moved
+from martlet_timer.timers.records import moved_copy
 from martlet_timer.timers.repeats import DueOutcome, outcome_of
 from martlet_timer.timers.schedule import Timer
 from martlet_timer.timers.state import TimerState
@@ -53,29 +53,29 @@ class TimerOutcomes:
         self.lateness = Lateness()
         self.delivered = self.postponed = self.dropped = 0
 
-    def publish(self, due: list[DueTimer], left: dict[int, Timer]) -> int:
-        """Deliver the messages of *due*, and remove stored timers from *left*.
+    def publish(self, due_timers: list[DueTimer], unsettled_timers: dict[int, Timer]) -> int:
+        """Deliver the messages of *due_timers*, and remove stored timers from *unsettled_timers*.
 
         Raises:
           Refused: the store refuses writes.
           StoreFailed: the disk failed.
         """
         now_ms = self._clock.now_ms()
-        outcomes = [outcome_of(record, timer[0], now_ms, self._period_min_ms) for timer, record in due]
-        timers = [timer for timer, _ in due]
+        outcomes = [outcome_of(record, timer[0], now_ms, self._period_min_ms) for timer, record in due_timers]
+        timers = [timer for timer, _ in due_timers]
         try:
             end = self._append_outcomes(outcomes, timers)
         except Refused as refused:
             if self._store.admission.refusal:
                 raise
-            if len(due) == 1:
-                end = self._publish_odd(due[0], outcomes[0], refused)
+            if len(due_timers) == 1:
+                end = self._publish_odd(due_timers[0], outcomes[0], refused)
             else:
-                middle = len(due) // 2
-                self.publish(due[:middle], left)
-                return self.publish(due[middle:], left)
+                middle = len(due_timers) // 2
+                self.publish(due_timers[:middle], unsettled_timers)
+                return self.publish(due_timers[middle:], unsettled_timers)
         for _, position in timers:
-            left.pop(position)
+            unsettled_timers.pop(position)
         return end
 
     def _append_outcomes(self, outcomes: Sequence[DueOutcome], timers: Sequence[Timer]) -> int:
@@ -86,16 +86,16 @@ class TimerOutcomes:
           StoreFailed: the disk failed.
         """
         messages: list[Message] = []
-        delivered: list[Timer] = []
+        delivered_timers: list[Timer] = []
         for outcome, timer in zip(outcomes, timers, strict=True):
             if outcome.delivery is not None:
                 messages.append(outcome.delivery)
-                delivered.append(timer)
+                delivered_timers.append(timer)
             else:
                 self._check_topic(outcome.timers[0])
             messages += outcome.timers
         end = self._writer.append(messages, timers, [outcome.ended for outcome in outcomes if outcome.ended])
-        self._note_published(end, delivered)
+        self._note_published(end, delivered_timers)
         return end
 
     def _check_topic(self, timer: Message) -> None:
@@ -104,26 +104,26 @@ class TimerOutcomes:
         if self._broker.topics.get(topic) is None:
             raise Refused(Reason.NO_TOPIC, f"topic[{topic}] does not exist; create it, and send the message again")
 
-    def _publish_odd(self, due: DueTimer, outcome: DueOutcome, refused: Refused) -> int:
-        """Deliver one message that was refused with *refused*: to another queue, later, or not at all."""
-        timer, record = due
+    def _publish_odd(self, due_timer: DueTimer, outcome: DueOutcome, refusal: Refused) -> int:
+        """Deliver one message that was refused with *refusal*: to another queue, later, or not at all."""
+        timer, record = due_timer
         topic = _topic_of(record.properties)
-        if refused.reason == Reason.NO_TOPIC:
+        if refusal.reason == Reason.NO_TOPIC:
             return self._drop_without_topic(timer, topic)
         message = outcome.delivery
         if message is not None and message.queue_id >= 0 and self._queue_is_gone(message):
             message.queue_id = -1
             try:
                 return self._append_outcomes([outcome], [timer])
-            except Refused as again:
+            except Refused as second_refusal:
                 if self._store.admission.refusal:
                     raise
-                refused = again
+                refusal = second_refusal
         later_ms = self._clock.now_ms() + POSTPONE_MS
-        end = self._writer.append([moved(record, later_ms)], [timer])
+        end = self._writer.append([moved_copy(record, later_ms)], [timer])
         self.postponed += 1
         text = "timer due at %d ms for topic[%s] is refused, trying again in a minute; %s"
-        log.warning(text, timer[0], topic, refused)
+        log.warning(text, timer[0], topic, refusal)
         return end
 
     def _queue_is_gone(self, message: Message) -> bool:

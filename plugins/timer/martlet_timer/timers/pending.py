@@ -62,27 +62,27 @@ class HourTimers:
     def find(self, due: int, position: int) -> int:
         """Return the row of a timer; -1 if the chunk does not have it."""
         row = bisect_left(self.positions, position)
-        found = row < len(self.positions) and self.positions[row] == position and self.dues[row] == due
-        return row if found else -1
+        is_match = row < len(self.positions) and self.positions[row] == position and self.dues[row] == due
+        return row if is_match else -1
 
     def with_key(self, due: int, key: int) -> list[int]:
         """Return the positions of timers with this time and key hash."""
-        data, wanted = self.keys.tobytes(), array("I", (key,)).tobytes()
-        found: list[int] = []
-        at = data.find(wanted)
-        while at >= 0:
-            row, misaligned = divmod(at, KEY_BYTES)
+        data, key_bytes = self.keys.tobytes(), array("I", (key,)).tobytes()
+        positions: list[int] = []
+        byte_index = data.find(key_bytes)
+        while byte_index >= 0:
+            row, misaligned = divmod(byte_index, KEY_BYTES)
             if not misaligned and self.dues[row] == due:
-                found.append(self.positions[row])
-            at = data.find(wanted, at + 1)
-        return found
+                positions.append(self.positions[row])
+            byte_index = data.find(key_bytes, byte_index + 1)
+        return positions
 
     def without_dead(self) -> "HourTimers":
-        rest = HourTimers()
+        live_timers = HourTimers()
         for due, position, key in zip(self.dues, self.positions, self.keys, strict=True):
             if due != DEAD:
-                rest.add(due, position, key)
-        return rest
+                live_timers.add(due, position, key)
+        return live_timers
 
     def rows(self, last: int) -> tuple[Column, Column, Column]:
         """Return the columns of live rows up to position *last*; may be called in a thread."""
@@ -193,9 +193,9 @@ class PendingTimers:
 
     def _uncount(self, position: int) -> None:
         granule = position // self._granule_bytes
-        left = self._counts[granule] - 1
-        if left:
-            self._counts[granule] = left
+        count = self._counts[granule] - 1
+        if count:
+            self._counts[granule] = count
         else:
             del self._counts[granule]
 
@@ -203,20 +203,20 @@ class PendingTimers:
 
     def next_hour(self, start: int = 0) -> int:
         """Return the first hour from *start* on that has timers; -1 if there is none."""
-        at = bisect_left(self._order, start)
-        return self._order[at] if at < len(self._order) else -1
+        index = bisect_left(self._order, start)
+        return self._order[index] if index < len(self._order) else -1
 
     def with_key(self, due_ms: int, key: int) -> Steps[list[int]]:
         """Return the positions of timers due at *due_ms* with this key hash, ascending."""
         hour, due = divmod(due_ms, HOUR_MS)
         timers = self._hours.get(hour)
-        found: list[int] = []
+        positions: list[int] = []
         budget = Budget(SEARCH_US)
         for chunk in list(timers.chunks) if timers is not None else ():
-            found += chunk.with_key(due, key)
+            positions += chunk.with_key(due, key)
             if budget.is_over():
                 yield
-        return found
+        return positions
 
     def rows_after(self, hour: int, position: int, count: int) -> tuple[list[tuple[int, int]], int]:
         """Return time and position of timers of *hour* after *position*, and the position to continue after.
@@ -234,14 +234,14 @@ class PendingTimers:
             return [], position
         base, chunk = hour * HOUR_MS, timers.chunks[index]
         dues, positions = chunk.dues[row : row + count], chunk.positions[row : row + count]
-        found = [(base + due, at) for due, at in zip(dues, positions, strict=True) if due != DEAD]
-        return found, positions[-1]
+        rows = [(base + due, at) for due, at in zip(dues, positions, strict=True) if due != DEAD]
+        return rows, positions[-1]
 
     def first_due(self, from_ms: int, count: int) -> Steps[list[tuple[int, int]]]:
         """Return time and position of the first *count* timers that are due at *from_ms* or later, in this order."""
-        found: list[tuple[int, int]] = []
+        timers: list[tuple[int, int]] = []
         hour = self.next_hour(from_ms // HOUR_MS)
-        while hour >= 0 and len(found) < count:
+        while hour >= 0 and len(timers) < count:
             in_hour: list[tuple[int, int]] = []
             before, after = -2, -1
             while before != after:
@@ -249,9 +249,9 @@ class PendingTimers:
                 rows, after = self.rows_after(hour, before, LISTED_ROWS)
                 in_hour = nsmallest(count, chain(in_hour, (row for row in rows if row[0] >= from_ms)))
                 yield
-            found += in_hour
+            timers += in_hour
             hour = self.next_hour(hour + 1)
-        return found[:count]
+        return timers[:count]
 
     def count_before(self, end_ms: int) -> Steps[int]:
         """Return the number of timers that are due before *end_ms*."""
@@ -279,21 +279,21 @@ class PendingTimers:
 
         Timers may be added and removed meanwhile: yielded timers may be gone.
         """
-        found: list[tuple[int, int]] = []
+        rows: list[tuple[int, int]] = []
         budget = Budget()
         for hour, timers in list(self._hours.items()):
             for chunk in timers.chunks[max(timers.index_of(start), 0) : timers.index_of(end) + 1]:
                 low, high = bisect_left(chunk.positions, start), bisect_left(chunk.positions, end)
                 for due, position in zip(chunk.dues[low:high], chunk.positions[low:high], strict=True):
                     if due != DEAD:
-                        found.append((hour * HOUR_MS + due, position))
+                        rows.append((hour * HOUR_MS + due, position))
                     if budget.is_over():
-                        yield found
-                        found = []
+                        yield rows
+                        rows = []
             if budget.is_over():
-                yield found
-                found = []
-        yield found
+                yield rows
+                rows = []
+        yield rows
 
     # ---- snapshots
 
@@ -306,9 +306,9 @@ class PendingTimers:
         hour, dues, positions, keys = columns
         if not len(dues) == len(positions) == len(keys):
             raise StoreError(f"columns of hour {hour} have different lengths")
-        kept = bisect_left(positions, first_position)
+        first_row = bisect_left(positions, first_position)
         chunk = HourTimers()
-        chunk.dues, chunk.positions, chunk.keys = dues[kept:], positions[kept:], keys[kept:]
+        chunk.dues, chunk.positions, chunk.keys = dues[first_row:], positions[first_row:], keys[first_row:]
         chunk.live = len(chunk.positions)
         if not chunk.live:
             return

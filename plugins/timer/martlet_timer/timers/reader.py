@@ -9,7 +9,7 @@ from martlet.records.codec import check_record, decode_record
 from martlet.records.layout import I32, RECORD_BYTES_MAX, RECORD_BYTES_MIN
 from martlet.store import Store
 
-__all__ = ["Found", "RecordReader"]
+__all__ = ["ReadOutcome", "RecordReader"]
 
 # Size of a read: timers with the same time were often stored one after the other, so it takes several records.
 BLOCK_BYTES: Final = 16_384
@@ -17,7 +17,7 @@ BLOCK_BYTES: Final = 16_384
 RECORD_BYTES: Final = 2048
 
 # The record; None if it is damaged or gone; the error if the disk failed to read it.
-Found: TypeAlias = Record | OSError | None
+ReadOutcome: TypeAlias = Record | OSError | None
 
 
 @final
@@ -28,25 +28,25 @@ class RecordReader:
         self._store = store
         self._read = store.segments.read
 
-    async def read(self, positions: Sequence[int], bytes_max: int) -> list[Found]:
+    async def read(self, positions: Sequence[int], bytes_max: int) -> list[ReadOutcome]:
         """Return the records at *positions*: the first one, and further ones up to *bytes_max*."""
         found = self._read_cached(positions, bytes_max)
         if found is not None:
             return found
         return await self._store.disk.off_loop(lambda: self.read_now(positions, bytes_max))
 
-    def _read_cached(self, positions: Sequence[int], bytes_max: int) -> list[Found] | None:
+    def _read_cached(self, positions: Sequence[int], bytes_max: int) -> list[ReadOutcome] | None:
         """Return the result of `read`; None if a record is neither in a page of the log nor in the page cache."""
-        found: list[Found] = []
+        outcomes: list[ReadOutcome] = []
         for position in positions:
             data = self._from_page(position) or self._from_kernel(position)
             if data is None:
                 return None
-            found.append(_decode(data, position))
+            outcomes.append(_decode(data, position))
             bytes_max -= len(data)
             if bytes_max <= 0:
                 break
-        return found
+        return outcomes
 
     def _from_page(self, position: int) -> bytes | None:
         page = self._store.pages.find(position)
@@ -69,9 +69,9 @@ class RecordReader:
             data = segments.read_now(position, size)
         return bytes(data[:size]) if data is not None and len(data) >= size else None
 
-    def read_now(self, positions: Sequence[int], bytes_max: int) -> list[Found]:
+    def read_now(self, positions: Sequence[int], bytes_max: int) -> list[ReadOutcome]:
         """Return the result of `read`, blocking; may be called in a thread."""
-        found: list[Found] = []
+        outcomes: list[ReadOutcome] = []
         base, block = 0, b""
         for position in positions:
             try:
@@ -79,17 +79,17 @@ class RecordReader:
                     base, block = position, self._read(position, BLOCK_BYTES)
                 size = I32.unpack_from(block, position - base)[0] if len(block) >= 4 else 0
                 if not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX:
-                    found.append(None)
+                    outcomes.append(None)
                     continue
                 if position + size > base + len(block):
                     base, block = position, self._read(position, max(size, BLOCK_BYTES))
-                found.append(_decode(block[position - base : position - base + size], position))
+                outcomes.append(_decode(block[position - base : position - base + size], position))
                 bytes_max -= size
             except OSError as error:
-                found.append(error)
+                outcomes.append(error)
             if bytes_max <= 0:
                 break
-        return found
+        return outcomes
 
 
 def _decode(data: bytes, position: int) -> Record | None:

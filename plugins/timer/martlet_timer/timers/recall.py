@@ -95,11 +95,11 @@ class Recalls:
             for each, (due_ms, _) in timers.items()
             for record in self._records_of(topic, out_of(due_ms), each, "")
         ]
-        held = [timer for timer in timers.values() if schedule.hold(timer)]
+        held_timers = [timer for timer in timers.values() if schedule.hold(timer)]
         try:
-            end = self._writer.append(records, held, list(uniques))
+            end = self._writer.append(records, held_timers, list(uniques))
         except BaseException:
-            self._delivery.give_back(held)
+            self._delivery.give_back(held_timers)
             raise
         self._timers.repeated.ending.update(uniques)
         self.recalled += 1
@@ -109,12 +109,12 @@ class Recalls:
         """Take the timers with this key, several if a producer has resent a message; wait until all are free."""
         schedule = self._timers.schedule
         while due_ms > self._clock.now_ms():
-            found = await self._find(topic, due_ms, unique)
-            held = [timer for timer in found if schedule.hold(timer)]
-            if len(held) == len(found):
-                return held
-            self._delivery.give_back(held)
-            for timer in found:
+            timers = await self._find(topic, due_ms, unique)
+            held_timers = [timer for timer in timers if schedule.hold(timer)]
+            if len(held_timers) == len(timers):
+                return held_timers
+            self._delivery.give_back(held_timers)
+            for timer in timers:
                 await self._delivery.wait_free(timer)
         text = f"message {unique!r} of topic[{topic}] was due at {due_ms} ms and cannot be recalled any more"
         raise Refused(Reason.NOT_FOUND, f"{text}; it is delivered already")

@@ -25,7 +25,7 @@ __all__ = [
     "delivery_of",
     "due_of",
     "key_of",
-    "moved",
+    "moved_copy",
     "out_of",
     "read_timer",
     "timer_properties",
@@ -124,7 +124,7 @@ def delivery_of(record: Record, now_ms: int) -> Message:
     return copy_of(record, topic, queue_id, properties)
 
 
-def moved(record: Record, due_ms: int) -> Message:
+def moved_copy(record: Record, due_ms: int) -> Message:
     """Return a copy of a timer's *record* that is due at *due_ms*, as RocketMQ rolls its timers."""
     properties = record.properties.replace(b"\x00", b"")
     times = find_property(properties, ROLL_TIMES)

@@ -50,7 +50,7 @@ __all__ = [
     "SERIES",
     "DueOutcome",
     "Repeats",
-    "described",
+    "describe_repetition",
     "is_repeated",
     "name_of",
     "outcome_of",
@@ -112,8 +112,8 @@ def is_repeated(properties: bytes) -> bool:
 
     A repeated message has a unique key: another broker may have stored one without, which is delivered once.
     """
-    is_one = find_property(properties, REPEAT) or find_property(properties, CRON)
-    return bool(is_one and find_property(properties, UNIQUE_KEY))
+    schedule = find_property(properties, REPEAT) or find_property(properties, CRON)
+    return bool(schedule and find_property(properties, UNIQUE_KEY))
 
 
 def without_schedule(properties: bytes) -> bytes:
@@ -125,14 +125,14 @@ def without_schedule(properties: bytes) -> bytes:
 
 def read_repeats(properties: bytes, delay_ms: int) -> Repeats:
     """Return the delivery times of a message with *properties*, after a delay of *delay_ms*. Raises `ValueError`."""
-    cron = find_property(properties, CRON)
+    cron_text = find_property(properties, CRON)
     repeat = find_property(properties, REPEAT) or b"0"
     if _REPEAT.fullmatch(repeat) is None or int(repeat) > REPEAT_MAX:
         text = f"number of repetitions {_shown(repeat)!r} is wrong"
         raise ValueError(f"{text}; use 0 to {REPEAT_MAX}, or {ENDLESS} for no end")
     period_ms = _milliseconds(find_property(properties, PERIOD_MS), "period")
-    found = parse_cron(cron.decode("utf-8", "replace")) if cron else None
-    return Repeats(found, delay_ms, period_ms, int(repeat))
+    cron = parse_cron(cron_text.decode("utf-8", "replace")) if cron_text else None
+    return Repeats(cron, delay_ms, period_ms, int(repeat))
 
 
 def _milliseconds(value: bytes, what: str) -> int:
@@ -151,8 +151,8 @@ def delay_of(properties: bytes) -> int:
     """Return the requested delay of a message, in ms."""
     seconds, ms = find_property(properties, DELAY_SEC), find_property(properties, DELAY_MS)
     value, factor = (seconds, 1000) if seconds else (ms, 1)
-    given = value.removeprefix(b"+")
-    return int(given) * factor if given.isdigit() and len(given) <= DIGITS_MAX else 0
+    digits = value.removeprefix(b"+")
+    return int(digits) * factor if digits.isdigit() and len(digits) <= DIGITS_MAX else 0
 
 
 def with_expiry_moved(properties: bytes, by_ms: int) -> bytes:
@@ -195,14 +195,14 @@ def _timers_after(record: Record, repeats: Repeats, due_ms: int, now_ms: int) ->
     if repeats.cron is None:
         if not repeat:
             return ()
-        left = put_property(properties, REPEAT, b"%d" % (repeat if repeat == ENDLESS else repeat - 1))
-        return (_timer(record, left, due_ms, now_ms + repeats.period_ms),)
-    following = _timer(record, properties, due_ms, repeats.cron.next_ms(now_ms))
+        next_properties = put_property(properties, REPEAT, b"%d" % (repeat if repeat == ENDLESS else repeat - 1))
+        return (_timer(record, next_properties, due_ms, now_ms + repeats.period_ms),)
+    next_timer = _timer(record, properties, due_ms, repeats.cron.next_ms(now_ms))
     if not repeat:
-        return (following,)
+        return (next_timer,)
     unique = name_of(_text(properties, UNIQUE_KEY)) + SERIES
     series = put_property(remove_property(properties, CRON), UNIQUE_KEY, unique.encode())
-    return following, _timer(record, series, due_ms, now_ms + repeats.wait_ms)
+    return next_timer, _timer(record, series, due_ms, now_ms + repeats.wait_ms)
 
 
 def _timer(record: Record, properties: bytes, due_ms: int, next_ms: int) -> Message:
@@ -215,8 +215,8 @@ def _copy(record: Record, due_ms: int, now_ms: int) -> Message:
     message = delivery_of(record, now_ms)
     topic, unique = message.topic, name_of(_text(record.properties, UNIQUE_KEY))
     properties = with_expiry_moved(without_schedule(message.properties), now_ms - due_ms)
-    added = {NAME: f"{topic}:{unique}".encode(), UNIQUE_KEY: f"{unique}-{due_ms}".encode()}
-    longer = put_properties(properties, added)
+    new_properties = {NAME: f"{topic}:{unique}".encode(), UNIQUE_KEY: f"{unique}-{due_ms}".encode()}
+    longer = put_properties(properties, new_properties)
     message.properties = longer if len(longer) <= PROPERTIES_BYTES_MAX else properties
     return message
 
@@ -225,7 +225,7 @@ def _text(properties: bytes, key: bytes) -> str:
     return find_property(properties, key).decode("utf-8", "replace")
 
 
-def described(properties: bytes) -> str:
+def describe_repetition(properties: bytes) -> str:
     """Return a description of a timer's repetitions, from its *properties*; empty for a single delivery."""
     if not is_repeated(properties):
         return ""

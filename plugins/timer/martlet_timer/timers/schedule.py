@@ -58,7 +58,7 @@ class _Moment:
 class Schedule:
     """Returns timers of *pending* when they are due, ordered by time, then by position.
 
-    A taken timer is not returned again until `give_back`. Call `added` for each timer that is added to *pending*.
+    A taken timer is not returned again until `give_back`. Call `add` for each timer that is added to *pending*.
     """
 
     def __init__(self, pending: PendingTimers) -> None:
@@ -76,14 +76,14 @@ class Schedule:
         self._order: list[int] = []  # a heap of the keys of `_seconds`
         self._edition = object()
 
-    def added(self, due_ms: int, position: int) -> None:
+    def add(self, due_ms: int, position: int) -> None:
         """Add a new timer."""
         if due_ms < self._opened_ms:
             heappush(self._late, (due_ms, position))
         elif due_ms < self._indexed_ms:
             self._put(due_ms, position)
 
-    def removed(self, position: int) -> None:
+    def forget(self, position: int) -> None:
         """Drop a taken timer whose removal is complete."""
         self._taken.discard(position)
 
@@ -103,12 +103,12 @@ class Schedule:
         return len(self._taken)
 
     def _put(self, due_ms: int, position: int) -> None:
-        number, due = divmod(due_ms, SECOND_MS)
+        number, ms = divmod(due_ms, SECOND_MS)
         second = self._seconds.get(number)
         if second is None:
             second = self._seconds[number] = _Second()
             heappush(self._order, number)
-        second.dues.append(due)
+        second.dues.append(ms)
         second.positions.append(position)
 
     # ---- getting ready
@@ -129,8 +129,8 @@ class Schedule:
                 return
 
     def _has_due(self, now_ms: int) -> bool:
-        due = self.first_due_ms()
-        return due is not None and due <= now_ms
+        due_ms = self.first_due_ms()
+        return due_ms is not None and due_ms <= now_ms
 
     def _index(self, hour: int) -> Steps[None]:
         """Distribute the timers of *hour* over seconds."""
@@ -150,25 +150,25 @@ class Schedule:
 
     def _open(self, number: int) -> Steps[None]:
         """Distribute the timers of a second over milliseconds."""
-        edition, second, at = self._edition, self._seconds[number], 0
+        edition, second, row = self._edition, self._seconds[number], 0
         self._opened_ms = max(self._opened_ms, number * SECOND_MS)  # no other timer is pending before that
         moments: dict[int, _Moment] = {}
         base = number * SECOND_MS
         budget = Budget(ROW_US)
-        while at < len(second.dues):
-            due = second.dues[at]
-            moment = moments.get(due)
+        while row < len(second.dues):
+            ms = second.dues[row]
+            moment = moments.get(ms)
             if moment is None:
-                moment = moments[due] = _Moment(base + due)
-            moment.positions.append(second.positions[at])
-            at += 1
+                moment = moments[ms] = _Moment(base + ms)
+            moment.positions.append(second.positions[row])
+            row += 1
             if budget.is_over():
                 yield
                 if self._edition is not edition:
                     return
         heappop(self._order)
         del self._seconds[number]
-        self._moments.extend(moments[due] for due in sorted(moments))
+        self._moments.extend(moments[ms] for ms in sorted(moments))
         self._opened_ms = base + SECOND_MS
 
     # ---- taking
@@ -183,9 +183,9 @@ class Schedule:
     def wake_ms(self) -> int | None:
         """Return the time at which `prepare` or `take` has work; None without timers."""
         times = []
-        due = self.first_due_ms()
-        if due is not None:
-            times.append(due)
+        due_ms = self.first_due_ms()
+        if due_ms is not None:
+            times.append(due_ms)
         if self._order:
             times.append(self._order[0] * SECOND_MS - SECOND_AHEAD_MS)
         hour = self._pending.next_hour(self._indexed_ms // HOUR_MS)
@@ -195,16 +195,16 @@ class Schedule:
 
     def take(self, now_ms: int, count: int) -> list[Timer]:
         """Take up to *count* due timers; more may be due although fewer are returned."""
-        found: list[Timer] = []
+        timers: list[Timer] = []
         for _ in range(LOOKS):
-            due = self.first_due_ms()
-            if due is None or due > now_ms or len(found) == count:
+            due_ms = self.first_due_ms()
+            if due_ms is None or due_ms > now_ms or len(timers) == count:
                 break
-            timer = self._pop(due)
+            timer = self._pop(due_ms)
             if timer[1] not in self._taken and self._pending.has(*timer):
                 self._taken.add(timer[1])
-                found.append(timer)
-        return found
+                timers.append(timer)
+        return timers
 
     def _pop(self, due_ms: int) -> Timer:
         """Remove the next timer, which is due at *due_ms*."""

@@ -150,13 +150,13 @@ class TimerStage:
         key, value = next((key, value) for key in TIME_KEYS if (value := find_property(properties, key)))
         digits = value[1:] if value[:1] in (b"-", b"+") else value
         if not digits.isdigit() or len(digits) > DIGITS_MAX:
-            what = "too large" if digits.isdigit() else "not a number"
-            text = f"property {key.decode()} {value[:64].decode('utf-8', 'replace')!r} is {what}"
+            problem = "too large" if digits.isdigit() else "not a number"
+            text = f"property {key.decode()} {value[:64].decode('utf-8', 'replace')!r} is {problem}"
             raise Refused(Reason.ILLEGAL, f"{text}; use seconds for {DELAY_SEC.decode()}, else milliseconds")
-        given = int(value)
-        due_ms = given if key == DELIVER_MS else now_ms + given * (1000 if key == DELAY_SEC else 1)
+        amount = int(value)
+        due_ms = amount if key == DELIVER_MS else now_ms + amount * (1000 if key == DELAY_SEC else 1)
         if due_ms > now_ms + self._horizon_ms:
-            text = f"property {key.decode()} {given} is {due_ms - now_ms} ms ahead"
+            text = f"property {key.decode()} {amount} is {due_ms - now_ms} ms ahead"
             limit = f"the maximum is {self._horizon_ms} ms (timer.delay_max_s = {self._horizon_ms // 1000})"
             raise Refused(Reason.ILLEGAL, f"timer message illegal: {text}; {limit}")
         return due_ms

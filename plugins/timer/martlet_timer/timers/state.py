@@ -82,17 +82,17 @@ class TimerState:
             return
         due_ms, topic, unique = timer
         self.pending.add(due_ms, record.position, key_of(topic, unique))
-        self.schedule.added(due_ms, record.position)
+        self.schedule.add(due_ms, record.position)
         if is_repeated(record.properties):
             self._remove(self.repeated.put(delete_key(topic, unique), (due_ms, record.position)))
 
     def _apply_note(self, note: bytes) -> None:
-        kind, rest = decode_note(note)
+        kind, content = decode_note(note)
         if kind == GONE:
-            for timer in read_gone(rest):
+            for timer in read_gone(content):
                 self._remove(timer)
         elif kind == ENDED:
-            for key in rest:
+            for key in content:
                 self._remove(self.repeated.end(key))
                 self.repeated.ending.discard(key)
         else:
@@ -101,14 +101,14 @@ class TimerState:
     def _remove(self, timer: Timer | None) -> None:
         if timer is not None:
             self.pending.remove(*timer)
-            self.schedule.removed(timer[1])
+            self.schedule.forget(timer[1])
             self.repeated.gone(timer[1])
 
     def freeze(self) -> Steps[Sequence[bytes]]:
         return pack_rows(FORMAT, _rows(self.pending.freeze(), self.repeated.freeze()))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
-        self._begin()
+        self._clear()
         budget = Budget(RESTORE_US)
         for hour, dues, positions, keys in unpack_rows(FORMAT, data):
             if hour == REPEATED:
@@ -119,14 +119,14 @@ class TimerState:
             if budget.is_over(16 + len(columns[1])):
                 yield
 
-    def _begin(self) -> None:
+    def _clear(self) -> None:
         self.pending = PendingTimers(self._granule_bytes)
         self.schedule = Schedule(self.pending)
         self.repeated = RepeatedTimers()
 
     def forget(self, topic: str) -> None:
         if topic == TIMER_TOPIC:
-            self._begin()
+            self._clear()
 
     def floor(self) -> int:
         floor = self.pending.floor()
