@@ -160,8 +160,8 @@ class Story:
             group.members.append(self.join(broker, feed, topic_filter))
             group.wanted = {} if group.wanted is None else group.wanted
         elif action == "look":
-            broker.shared_groups.upkeep._reach_at = -math.inf
-            broker.shared_groups.upkeep._rung.set()
+            broker.shared_groups.upkeep._check_positions_at = -math.inf
+            broker.shared_groups.upkeep._work.set()
             await wait_all_tasks_blocked()
         elif action == "save":
             await broker.projections.snapshots.write(broker.projections._driven[0])

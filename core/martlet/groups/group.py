@@ -42,9 +42,9 @@ class SharedGroup:
     """
 
     __slots__ = (
+        "_check_at",
         "_dead_letters",
         "_forget_at",
-        "_look_at",
         "_members",
         "_owner",
         "context",
@@ -60,7 +60,7 @@ class SharedGroup:
         owner = self._owner = context.owner
         self._dead_letters = dead_letters
         self._forget_at = owner.now() + owner.config.share_memory_s
-        self._look_at = math.inf  # time of the next check whether the state is stored
+        self._check_at = math.inf  # time of the next check whether the state is stored
         members = self._members = GroupMembers(context)
         begun_at = finds_from(context) if first.names is not None else -1
         queues = self.queues = GroupQueues(context, members, first.start, begun_at)
@@ -95,9 +95,9 @@ class SharedGroup:
         members = self._members
         if member not in members.by_turn:
             return
-        was_alone = next(iter(members.exclusive), None) is member
+        was_first_exclusive = next(iter(members.exclusive), None) is member
         is_last = members.remove(member)
-        if was_alone:
+        if was_first_exclusive:
             self.queues.unpark()  # others may take messages that it did not select
         for queue in self.queues.by_queue.values():
             if is_last and not keep:
@@ -218,45 +218,45 @@ class SharedGroup:
     def deadline(self) -> float:
         """Return when `tick` is due next."""
         members = self._members
-        forget_at = math.inf if members.by_turn or self._look_at < math.inf else self._forget_at
-        return min(forget_at, self._look_at, members.stalled_at, self.queues.deadline)
+        forget_at = math.inf if members.by_turn or self._check_at < math.inf else self._forget_at
+        return min(forget_at, self._check_at, members.stalled_at, self.queues.deadline)
 
-    def tick(self, now: float, most: int = LAPSED_A_TURN) -> int:
-        """Return about *most* messages whose leases ended, and store dead letters; return how much of *most* is left.
+    def tick(self, now: float, work_left: int = LAPSED_A_TURN) -> int:
+        """Return messages whose leases ended, and store dead letters; return how much of *work_left* is not used.
 
         If the result is 0, it must be called again.
         """
         members, queues = self._members, self.queues
-        back = 0
-        lost: list[Hashable] = []
-        self._look_at = math.inf
+        available = 0
+        former_holders: list[Hashable] = []
+        self._check_at = math.inf
         if not (members.by_turn or queues.is_stored):
-            self._look_at = now + STORED_S
+            self._check_at = now + STORED_S
             self._owner.notes.try_again()
-        most -= queues.restore_some()
+        work_left -= queues.restore_some()
         for queue in queues.take_due(now):
-            before = queue.leases.looked_at
-            back += queue.leases.lapse(now, lost, most)
-            most -= queue.leases.looked_at - before
+            looked_at_before = queue.leases.looked_at
+            available += queue.leases.lapse(now, former_holders, work_left)
+            work_left -= queue.leases.looked_at - looked_at_before
             queues.activate(queue)
-            if most <= 0:
+            if work_left <= 0:
                 break
-        most = self._store_dead_letters(most)
-        members.have_lost(lost)
+        work_left = self._store_dead_letters(work_left)
+        members.have_lost(former_holders)
         if members.has_stalled(now):
-            back += self.distribution.has_more()
-        if back:
+            available += self.distribution.has_more()
+        if available:
             members.wake()
-        return most
+        return work_left
 
-    def _store_dead_letters(self, most: int) -> int:
-        """Store dead letters of all queues; return how much of *most* is left."""
+    def _store_dead_letters(self, work_left: int) -> int:
+        """Store dead letters of all queues; return how much of *work_left* is not used."""
         with_dead = self.queues.with_dead
         for queue in list(with_dead):
-            if most <= 0:
+            if work_left <= 0:
                 self._owner.alarm(self.context, -math.inf)
                 break
-            most -= self._dead_letters.store(queue, max(most // DEAD_LETTER_TURNS, 1)) * DEAD_LETTER_TURNS
+            work_left -= self._dead_letters.store(queue, max(work_left // DEAD_LETTER_TURNS, 1)) * DEAD_LETTER_TURNS
             if not queue.leases.has_dead:
                 with_dead.pop(queue, None)
-        return most
+        return work_left

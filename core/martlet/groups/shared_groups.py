@@ -93,7 +93,7 @@ class SharedGroups:
         topics.deleted.append(self._topic_deleted)
         topics.make_room = self.unused.make_room_for_topic
         groups.changed.append(self._group_changed)
-        groups.offsets.was_reset.append(self._was_reset)
+        groups.offsets.was_reset.append(self._note_reset)
 
     @property
     def room(self) -> int:
@@ -143,26 +143,27 @@ class SharedGroups:
         return member
 
     def _open(
-        self, topic: str, group: str, policy: GroupPolicy | None, first: Membership, user: str | None = None
+        self, topic: str, group: str, policy: GroupPolicy | None, membership: Membership, user: str | None = None
     ) -> SharedGroup:
-        """Return a group; a new one begins as the membership *first* specifies. Raises `Refused`."""
-        found = readable(self.topics, topic)
+        """Return a group; a new one begins as *membership* specifies. Raises `Refused`."""
+        topic_entry = readable(self.topics, topic)
         if policy is None:
             self.groups.reader(group, topic)
-            self.groups.offsets.check_may_commit(group, topic, range(found.read_queues))
+            self.groups.offsets.check_may_commit(group, topic, range(topic_entry.read_queues))
         scope = policy.scope if policy is not None else ""
         shared_group = self.in_memory.get(topic, group, scope)
         if shared_group is not None:
             return shared_group
-        self._check_room(Key(scope, group, topic, 0), found.read_queues, user)
-        begins = not self.state.known.count_of(scope, group, topic)
-        marks = first.marks | self.unused.marks_of((topic, group, scope))
-        shared_group = SharedGroup(GroupContext(self, found, group, policy, marks, user), self.dead_letters, first)
+        self._check_room(Key(scope, group, topic, 0), topic_entry.read_queues, user)
+        is_new = not self.state.known.count_of(scope, group, topic)
+        marks = membership.marks | self.unused.marks_of((topic, group, scope))
+        context = GroupContext(self, topic_entry, group, policy, marks, user)
+        shared_group = SharedGroup(context, self.dead_letters, membership)
         self.in_memory.add(shared_group)
         self.users.add(user)
-        if begins:
-            self.users.begin(shared_group.context.place, user, found.read_queues)
-        if first.names is not None:
+        if is_new:
+            self.users.begin(context.place, user, topic_entry.read_queues)
+        if membership.names is not None:
             self.upkeep.watch_reach()
         self.alarm(shared_group.context, -math.inf)
         return shared_group
@@ -175,11 +176,11 @@ class SharedGroups:
             self.users.check(user)
         if len(self.in_memory.by_place) >= limit and not self._make_room():
             raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
-        begins = not self.state.known.count_of(key.scope, key.group, key.topic)
-        if not self.notes.has_room(key, queues) or (begins and not self.users.has_queues(user, queues)):
+        is_new = not self.state.known.count_of(key.scope, key.group, key.topic)
+        if not self.notes.has_room(key, queues) or (is_new and not self.users.has_queues(user, queues)):
             self.unused.make_room(key.topic)
             self.notes.check_room(key, queues)
-        if begins:
+        if is_new:
             self.users.check_queues(user, queues)
 
     def _make_room(self, user: str | None = None) -> bool:
@@ -238,8 +239,8 @@ class SharedGroups:
     def groups_of(self, scope: str) -> Iterator[str]:
         """Yield the groups with this scope that have a state, once for each topic."""
         known = self.state.known
-        for of, group in known.names():
-            for _ in known.topics_of(of, group) if of == scope else ():
+        for group_scope, group in known.names():
+            for _ in known.topics_of(group_scope, group) if group_scope == scope else ():
                 yield group
 
     def forget_groups(self, policy: GroupPolicy, groups: Iterable[str]) -> Steps[None]:
@@ -276,9 +277,9 @@ class SharedGroups:
 
     def settled(self, count: int) -> None:
         """Subtract *count* from the number of unsettled messages."""
-        full = self.unsettled >= self.config.leases_max
+        was_full = self.unsettled >= self.config.leases_max
         self.unsettled -= count
-        if full and self.unsettled < self.config.leases_max:
+        if was_full and self.unsettled < self.config.leases_max:
             self.upkeep.wake_all()
 
     def left(self, context: GroupContext) -> None:
@@ -308,7 +309,7 @@ class SharedGroups:
             return
         for shared_group in self.in_memory.on_topic(topic.name):
             shared_group.follow(topic)
-            self._look(shared_group)
+            self._check_readable(shared_group)
         self.keep_topic(topic.name, of_personal=True)
 
     def _topic_deleted(self, name: str) -> None:
@@ -330,7 +331,7 @@ class SharedGroups:
         deleted = self.groups.get(group) is None and not self.groups.offsets.topics_of(group)
         for shared_group in self.in_memory.of_consumers(group):
             shared_group.queues.apply_retries()
-            self._look(shared_group)
+            self._check_readable(shared_group)
             if deleted and not len(shared_group):
                 self._remove(shared_group)
                 self.upkeep.close(shared_group)
@@ -339,7 +340,7 @@ class SharedGroups:
                 if self.in_memory.get(topic, group, "") is None:
                     self._drop(self.state.known.of("", group, topic))
 
-    def _look(self, shared_group: SharedGroup) -> None:
+    def _check_readable(self, shared_group: SharedGroup) -> None:
         """Check whether *shared_group* may still be read; its state stays, because reading may be allowed again."""
         context = shared_group.context
         may_read = context.policy is not None or self.groups.may_read(context.group, context.topic.name)
@@ -347,7 +348,7 @@ class SharedGroups:
         if shared_group.gone:
             shared_group.wake()
 
-    def _was_reset(self, group: str, topic: str) -> None:
+    def _note_reset(self, group: str, topic: str) -> None:
         shared_group = self.in_memory.get(topic, group, "")
         if shared_group is not None:
             shared_group.look_at_all()
@@ -382,10 +383,10 @@ class SharedGroups:
 
 def _set_selection(shared_group: SharedGroup, topic: str, group: str, membership: Membership) -> None:
     """Set the selection of *shared_group* from *membership*. Raises `Refused` if its members have another one."""
-    present, selection = shared_group.source.selection.name, membership.selection
-    if present == selection.name:
+    current, selection = shared_group.source.selection.name, membership.selection
+    if current == selection.name:
         return
     if len(shared_group):
-        text = f"group {group!r} selects {present!r} of topic {topic!r}; use the same selection"
+        text = f"group {group!r} selects {current!r} of topic {topic!r}; use the same selection"
         raise Refused(Reason.ILLEGAL, text)
     shared_group.source.select(selection, membership.names)

@@ -17,7 +17,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final, Protocol, final
+from typing import Final, NamedTuple, Protocol, final
 
 import trio
 
@@ -51,6 +51,14 @@ class _Owner(Owner, Protocol):
     def drop(self, place: Place) -> None: ...
 
 
+class _UnusedGroup(NamedTuple):
+    """A group without members *since* a time, and the *marks* with which it began after that."""
+
+    check_at: float
+    since: float
+    marks: int
+
+
 @final
 class _Scope:
     """Groups of one scope: which names are forgotten, and how long after the last member has left."""
@@ -60,14 +68,12 @@ class _Scope:
     def __init__(self, after_s: float, wants: Callable[[str], bool]) -> None:
         self.after_s = after_s
         self.wants = wants
-        # By place: the time of the next check, the time when its last member left, and marks with which it began since;
-        # the next one to check first.
-        self.unused: OrderedDict[Place, tuple[float, float, int]] = OrderedDict()
+        self.unused: OrderedDict[Place, _UnusedGroup] = OrderedDict()  # the next one to check first
 
     @property
     def next_at(self) -> float:
         """The time of the next check of a group."""
-        return next(iter(self.unused.values()))[0] if self.unused else math.inf
+        return next(iter(self.unused.values())).check_at if self.unused else math.inf
 
 
 @final
@@ -77,8 +83,8 @@ class UnusedGroups:
     def __init__(self, owner: _Owner) -> None:
         self._owner = owner
         self._scopes: dict[str, _Scope] = {}
-        self._soon: deque[Place] = deque()  # personal groups whose last member has just left
-        self._rung = trio.Event()
+        self._to_check_now: deque[Place] = deque()  # personal groups whose last member has just left
+        self._work = trio.Event()
         self.forgotten = 0
         self.topics = 0
 
@@ -93,15 +99,15 @@ class UnusedGroups:
         """Return when the last member of a group has left; None if it has members, or is never forgotten."""
         scope = self._scopes.get(place[2])
         entry = scope.unused.get(place) if scope is not None else None
-        return entry[1] if entry is not None else None
+        return entry.since if entry is not None else None
 
     def left(self, shared_group: SharedGroup) -> None:
         """Note that a group has no members; personal groups are checked soon, and again when they are settled."""
         place = shared_group.context.place
         self._add(place)
         if shared_group.context.marks & AUTO_DELETE and self.since(place) is not None:
-            self._soon.append(place)
-            self._rung.set()
+            self._to_check_now.append(place)
+            self._work.set()
 
     def begun(self, place: Place, marks: int) -> None:
         """Note that a group began with *marks*, and has no members."""
@@ -111,15 +117,15 @@ class UnusedGroups:
         """Return the marks with which a group without members began, whether they are stored yet or not."""
         scope = self._scopes.get(place[2])
         entry = scope.unused.get(place) if scope is not None else None
-        return entry[2] if entry is not None else 0
+        return entry.marks if entry is not None else 0
 
     def _add(self, place: Place, marks: int = 0) -> None:
         scope = self._scopes.get(place[2])
         if scope is not None and place not in scope.unused and scope.wants(place[1]):
             now = self._owner.now()
             if not scope.unused:
-                self._rung.set()
-            scope.unused[place] = now + scope.after_s, now, marks
+                self._work.set()
+            scope.unused[place] = _UnusedGroup(now + scope.after_s, now, marks)
 
     def joined(self, place: Place) -> None:
         """Note that a group has a member, or has ended."""
@@ -133,8 +139,8 @@ class UnusedGroups:
             await trio.lowlevel.checkpoint()
         while True:
             with trio.move_on_at(min((scope.next_at for scope in self._scopes.values()), default=math.inf)):
-                await self._rung.wait()
-            self._rung = trio.Event()
+                await self._work.wait()
+            self._work = trio.Event()
             while self._forget_due():
                 await trio.lowlevel.checkpoint()
 
@@ -154,22 +160,21 @@ class UnusedGroups:
 
     def _forget_due(self) -> bool:
         """Check some groups that are due; return whether there are more."""
-        for _ in range(min(len(self._soon), GROUPS_A_TURN)):
-            place = self._soon.popleft()
+        for _ in range(min(len(self._to_check_now), GROUPS_A_TURN)):
+            place = self._to_check_now.popleft()
             if self.since(place) is not None:
-                self._forget(place, has_expired=False)
-        now, has_more = self._owner.now(), bool(self._soon)
+                self._forget_if_useless(place, has_expired=False)
+        now, has_more = self._owner.now(), bool(self._to_check_now)
         for scope in self._scopes.values():
-            due = [place for place, (at, _, _) in islice(scope.unused.items(), GROUPS_A_TURN) if at <= now]
+            due = [place for place, entry in islice(scope.unused.items(), GROUPS_A_TURN) if entry.check_at <= now]
             for place in due:
-                if place in scope.unused and not self._forget(place, has_expired=True):
-                    self._look_later(scope, place)
+                if place in scope.unused and not self._forget_if_useless(place, has_expired=True):
+                    self._check_later(scope, place)
             has_more = has_more or len(due) == GROUPS_A_TURN
         return has_more
 
-    def _look_later(self, scope: _Scope, place: Place) -> None:
-        _, since, marks = scope.unused[place]
-        scope.unused[place] = self._owner.now() + scope.after_s, since, marks
+    def _check_later(self, scope: _Scope, place: Place) -> None:
+        scope.unused[place] = scope.unused[place]._replace(check_at=self._owner.now() + scope.after_s)
         scope.unused.move_to_end(place)
 
     def make_room(self, needed: str = "") -> bool:
@@ -178,21 +183,21 @@ class UnusedGroups:
         Groups that find messages by their names are forgotten even if messages may wait for them, but not before their
         time.
         """
-        before, now = self.forgotten, self._owner.now()
+        forgotten_before, now = self.forgotten, self._owner.now()
         for scope in self._scopes.values():
-            for place, (_, since, _) in list(islice(scope.unused.items(), GROUPS_FOR_ROOM)):
-                if place[0] == needed or not self._forget(
-                    place, has_expired=now >= since + scope.after_s, needs_room=True
+            for place, entry in list(islice(scope.unused.items(), GROUPS_FOR_ROOM)):
+                if place[0] == needed or not self._forget_if_useless(
+                    place, has_expired=now >= entry.since + scope.after_s, needs_room=True
                 ):
-                    self._look_later(scope, place)
-        return self.forgotten > before
+                    self._check_later(scope, place)
+        return self.forgotten > forgotten_before
 
     def make_room_for_topic(self) -> bool:
         """Delete some topics of unused groups before their time; return whether any was deleted."""
-        before = self.topics
-        return self.make_room() and self.topics > before
+        topics_before = self.topics
+        return self.make_room() and self.topics > topics_before
 
-    def _forget(self, place: Place, *, has_expired: bool, needs_room: bool = False) -> bool:
+    def _forget_if_useless(self, place: Place, *, has_expired: bool, needs_room: bool = False) -> bool:
         """Forget a group, with its topic, if its state is useless; return whether it was forgotten.
 
         If it *has_expired*, a personal group is forgotten with its waiting messages.
@@ -203,13 +208,13 @@ class UnusedGroups:
         if (shared_group is not None and len(shared_group)) or not keys:
             self.joined(place)
             return True
-        found = owner.topics.get(topic)
+        topic_entry = owner.topics.get(topic)
         is_stored = shared_group.is_unused if shared_group is not None else all(map(owner.notes.is_applied, keys))
-        if found is None or not is_stored:
+        if topic_entry is None or not is_stored:
             return False
         if shared_group is not None:
             owner.close_unused(shared_group)
-        use = _Use(owner, found, [queue for key in keys if (queue := owner.notes.stored(key)) is not None])
+        use = _TopicUse(owner, topic_entry, [queue for key in keys if (queue := owner.notes.stored(key)) is not None])
         if not use.is_over(is_expired=has_expired, needs_room=needs_room):
             return False
         try:
@@ -233,7 +238,7 @@ class UnusedGroups:
 
 
 @final
-class _Use:
+class _TopicUse:
     """The state of a group without members by its stored *queues*, and whether anything else uses its topic."""
 
     def __init__(self, owner: Owner, topic: Topic, queues: Sequence[GroupQueueState]) -> None:

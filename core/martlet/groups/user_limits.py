@@ -33,7 +33,7 @@ class UserGroups:
     def remove(self, user: str | None) -> None:
         """Count one group in use less."""
         if user is not None:
-            _take(self._counts, user, 1)
+            _subtract(self._counts, user, 1)
 
     def begin(self, place: Place, user: str | None, queues: int) -> None:
         """Count the *queues* of a group that *user* begins, until `forget`."""
@@ -45,7 +45,7 @@ class UserGroups:
         """Stop counting a group whose state was dropped."""
         begun = self._begun.pop(place, None)
         if begun is not None:
-            _take(self._queues, *begun)
+            _subtract(self._queues, *begun)
 
     def is_full(self, user: str) -> bool:
         """Return whether *user* may use no more groups."""
@@ -55,7 +55,9 @@ class UserGroups:
         """Raise `Refused` (BUSY) if `is_full`."""
         if self.is_full(user):
             limit = self._config.shares_user_max
-            text = f"{_who(user)} {self._counts[user]} shared groups in use; delivery.shares_user_max is {limit}"
+            text = (
+                f"{_describe_user(user)} {self._counts[user]} shared groups in use; delivery.shares_user_max is {limit}"
+            )
             raise Refused(Reason.BUSY, text)
 
     def has_queues(self, user: str | None, queues: int) -> bool:
@@ -66,15 +68,15 @@ class UserGroups:
         """Raise `Refused` (BUSY) unless `has_queues`."""
         if user is not None and not self.has_queues(user, queues):
             held, limit = self._queues.get(user, 0), self._config.share_queues_user_max
-            text = f"{_who(user)} {held} queues of shared groups; delivery.share_queues_user_max is {limit}"
+            text = f"{_describe_user(user)} {held} queues of shared groups; delivery.share_queues_user_max is {limit}"
             raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")
 
 
-def _take(table: dict[str, int], user: str, count: int) -> None:
+def _subtract(table: dict[str, int], user: str, count: int) -> None:
     table[user] -= count
     if not table[user]:
         del table[user]
 
 
-def _who(user: str) -> str:
+def _describe_user(user: str) -> str:
     return f"user {user!r} has" if user else "clients without a name have"

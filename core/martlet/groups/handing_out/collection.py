@@ -30,7 +30,7 @@ class Collection:
     others.
     """
 
-    __slots__ = ("budget_bytes", "found", "generation", "kept", "member", "reads_left", "settled", "until")
+    __slots__ = ("budget_bytes", "deliveries", "generation", "kept", "member", "reads_left", "settled", "until")
 
     def __init__(self, member: GroupMember, budget_bytes: int, until: float, generation: int) -> None:
         self.member = member
@@ -40,7 +40,7 @@ class Collection:
         self.reads_left = READS_A_CALL
         self.kept = 0
         self.settled = 0  # messages settled at once, for a member that acknowledges none
-        self.found: list[Delivery] = []
+        self.deliveries: list[Delivery] = []
 
     @property
     def room(self) -> int:
@@ -54,38 +54,45 @@ class Collection:
         batch: Batch,
         end: int,
         result: ReadResult,
-        deliveries: int,
+        delivery_number: int,
     ) -> bool:
         """Add the member's messages of *batch*, up to offset *end*, and keep the others for their receivers.
 
         Returns whether the member receives anything.
         """
-        member, at = self.member, 0
-        own: list[int] = []
+        member, index = self.member, 0
+        own_indexes: list[int] = []
         batches = {member.encoding.name: batch}
         for receiver, length, name, _ in portions:
             if receiver is member:
-                own += range(at, at + length)
+                own_indexes += range(index, index + length)
             elif receiver is not None:
                 encoded = batches.get(receiver.encoding.name)
                 if encoded is None:
                     encoded = batches[receiver.encoding.name] = encode_result(result, batch.start, receiver.encoding)
-                self._keep(queue, receiver, name, batch.offsets[at : at + length], encoded, deliveries)
-            at += length
-        if own:
-            chosen = batch if len(own) == len(batch.offsets) else batch.chosen(own)
-            queue_id, first = queue.store_queue.queue_id, chosen.offsets[0]
-            self.found.append(Delivery(queue_id, first, end, len(own), chosen, deliveries, self.generation))
-            self.budget_bytes -= chosen.size
-        return bool(own)
+                self._keep_for(queue, receiver, name, batch.offsets[index : index + length], encoded, delivery_number)
+            index += length
+        if own_indexes:
+            own_batch = batch if len(own_indexes) == len(batch.offsets) else batch.chosen(own_indexes)
+            queue_id, first = queue.store_queue.queue_id, own_batch.offsets[0]
+            count = len(own_indexes)
+            self.deliveries.append(Delivery(queue_id, first, end, count, own_batch, delivery_number, self.generation))
+            self.budget_bytes -= own_batch.size
+        return bool(own_indexes)
 
-    def _keep(
-        self, queue: GroupQueue, receiver: GroupMember, name: str, offsets: Sequence[int], batch: Batch, deliveries: int
+    def _keep_for(
+        self,
+        queue: GroupQueue,
+        receiver: GroupMember,
+        name: str,
+        offsets: Sequence[int],
+        batch: Batch,
+        delivery_number: int,
     ) -> None:
         """Keep messages of *name* for *receiver*, one by one."""
-        context = queue.context
+        context, queue_id, generation = queue.context, queue.store_queue.queue_id, self.generation
         for offset in offsets:
-            delivery = Delivery(queue.store_queue.queue_id, offset, offset + 1, 1, batch, deliveries, self.generation)
+            delivery = Delivery(queue_id, offset, offset + 1, 1, batch, delivery_number, generation)
             self.budget_bytes -= delivery.size
             receiver.keep(name, delivery)
         self.kept += len(offsets)
@@ -110,36 +117,36 @@ class NewMessages:
         leases, table = queue.leases, queue.leases.table
         room = min(table.room, owner.room, collection.room, MESSAGES_A_READ)
         if context.policy is not None and context.policy.in_parts:
-            room = min(room, self._part(queue))
+            room = min(room, self._fair_share(queue))
         if members.choosing:
-            choices = max(CHOICES_A_READ // len(members.by_turn), 1)
-            room = min(room, choices, PARKED_MAX - len(leases.returns.parked))
+            choices_max = max(CHOICES_A_READ // len(members.by_turn), 1)
+            room = min(room, choices_max, PARKED_MAX - len(leases.returns.parked))
         if room <= 0 or not queue.due:
             return
         collection.reads_left -= 1
-        is_found = bool(queue.found)
-        start, read = (queue.found[0][0], source.read_found) if is_found else (table.next, source.read_new)
+        is_by_name = bool(queue.found)
+        start, read = (queue.found[0][0], source.read_found) if is_by_name else (table.next, source.read_new)
         result = read(queue, member, room, collection.budget_bytes)
         if result is None or result.next_offset <= start:
             return
         batch = encode_result(result, start, member.encoding)
-        portions = receivers_of(result, member, members, may_stop=not is_found)
+        portions = receivers_of(result, member, members, may_stop=not is_by_name)
         if result.count and not portions:
             queue.due = True
             return  # the receiver of the next message reads it
         end = self._hand_out(queue, collection, portions, batch)
-        if not collection.give(queue, portions, batch, end, result, 1) and queue.due:
+        if not collection.give(queue, portions, batch, end, result, delivery_number=1) and queue.due:
             members.wake()
 
     def _hand_out(self, queue: GroupQueue, collection: Collection, portions: Iterable[Portion], batch: Batch) -> int:
         """Lease the messages of *batch* to their receivers, and note that; return the offset of the first one left."""
         leases, owner = queue.leases, self._context.owner
-        member, generation, at, withheld = collection.member, collection.generation, 0, 0
+        member, generation, index, withheld = collection.member, collection.generation, 0, 0
         leased: list[Sequence[int]] = []
-        parked: list[int] = []
+        parked_offsets: list[int] = []
         for receiver, count, _, is_parked in portions:
-            offsets = batch.offsets[at : at + count]
-            at += count
+            offsets = batch.offsets[index : index + count]
+            index += count
             if receiver is member:
                 if member.acknowledges:
                     leases.hand_out(member.holder, offsets, collection.until, generation, member.lease_s)
@@ -152,29 +159,29 @@ class NewMessages:
                 leased.append(offsets)
             elif is_parked:
                 leases.park(offsets, generation)
-                parked += offsets
+                parked_offsets += offsets
             else:
                 withheld += count
         owner.withheld += withheld
-        end = batch.end_of(at)
+        end = batch.end_of(index)
         if end < batch.next:
             queue.due = True
         leases.skip_to(end)
-        if at > withheld or end >= queue.noted_next + UNNOTED_MAX:
-            taken = leased[0] if len(leased) == 1 else list(chain.from_iterable(leased))
-            change = Change(NEW, generation, in_ms(member.lease_s), end, taken, queue.noted_next)
+        if index > withheld or end >= queue.noted_next + UNNOTED_MAX:
+            leased_offsets = leased[0] if len(leased) == 1 else list(chain.from_iterable(leased))
+            change = Change(NEW, generation, in_ms(member.lease_s), end, leased_offsets, queue.noted_next)
             owner.notes.note(queue.key, change)
             queue.noted_next = end
-        if parked:
-            owner.notes.note(queue.key, Change(KEEP, generation, 0, 0, parked))
+        if parked_offsets:
+            owner.notes.note(queue.key, Change(KEEP, generation, 0, 0, parked_offsets))
         queue.account()
         return end
 
-    def _part(self, queue: GroupQueue) -> int:
+    def _fair_share(self, queue: GroupQueue) -> int:
         """Return the number of new messages that one member may take, so that all members with credit get some."""
         members = self._members
-        several = len(members.by_turn) > 1 and not members.exclusive
-        ready = sum([member.credit > 0 for member in members.by_turn]) if several else 1
+        is_shared = len(members.by_turn) > 1 and not members.exclusive
+        ready = sum([member.credit > 0 for member in members.by_turn]) if is_shared else 1
         return max(-((queue.leases.table.next - queue.store_queue.next_offset) // max(ready, 1)), 1)
 
 
@@ -203,11 +210,11 @@ class ReturnedMessages:
                 break
             batch = encode_result(result, first, member.encoding)
             portions = receivers_of(result, member, self._members)
-            received = sum([portion.length for portion in portions])
-            is_all = received == result.count
-            end = max(batch.next, first + 1) if is_all else batch.offsets[received]
-            deliveries = self._hand_out(queue, collection, portions, batch.offsets, range(first, end))
-            collection.give(queue, portions, batch, end, result, deliveries)
+            receivable = sum([portion.length for portion in portions])
+            is_all = receivable == result.count
+            end = max(batch.next, first + 1) if is_all else batch.offsets[receivable]
+            delivery_number = self._hand_out(queue, collection, portions, batch.offsets, range(first, end))
+            collection.give(queue, portions, batch, end, result, delivery_number)
             if not is_all:
                 break  # the next message is for a member that can take no more now
 
@@ -218,15 +225,16 @@ class ReturnedMessages:
 
         Messages missing at *offsets* are settled: retention removed them, or they are not selected any more.
         """
-        leases, member, generation, owner, at = queue.leases, collection.member, collection.generation, self._owner, 0
+        leases, owner = queue.leases, self._owner
+        member, generation, index = collection.member, collection.generation, 0
         receivers: dict[int, GroupMember | None] = {}
         for receiver, count, _, is_parked in portions:
             if receiver is not None or is_parked:
-                receivers.update(dict.fromkeys(offsets[at : at + count], receiver))
+                receivers.update(dict.fromkeys(offsets[index : index + count], receiver))
             else:
                 owner.withheld += count
-            at += count
-        deliveries = 1
+            index += count
+        delivery_number = 1
         for receiver, group in groupby([receivers.get(offset, member) for offset in run]):
             count = len(list(group))
             if receiver is None:
@@ -234,12 +242,12 @@ class ReturnedMessages:
                     leases.returns.park()
                 continue
             until = collection.until if receiver is member else owner.now() + receiver.lease_s
-            given = leases.hand_again(receiver.holder, count, until, generation, receiver.lease_s)
-            deliveries = given[0][1]
+            leases_given = leases.hand_again(receiver.holder, count, until, generation, receiver.lease_s)
+            delivery_number = leases_given[0][1]
             member.credit -= count if receiver is member else 0  # `settle` returns the credit of messages for nobody
         for offset in run if len(receivers) < len(run) else ():
             if offset not in receivers:
                 self._settlement.settle(queue, member.holder, offset)
         if leased := [offset for offset, receiver in receivers.items() if receiver is not None]:
             owner.notes.note(queue.key, Change(AGAIN, generation, in_ms(member.lease_s), offsets=leased))
-        return deliveries
+        return delivery_number

@@ -50,13 +50,13 @@ class DeadLetters:
             for queue in queues:
                 self.unflushed.pop(queue, None)
 
-    def store(self, queue: GroupQueue, most: int) -> int:
-        """Store dead letters for at most *most* dead messages of *queue*; return their number."""
+    def store(self, queue: GroupQueue, count_max: int) -> int:
+        """Store dead letters for at most *count_max* dead messages of *queue*; return their number."""
         count = 0
         for offset in queue.leases.dead():
             if offset in queue.unflushed or (queue, offset) in self.far:
                 continue
-            if count == most:
+            if count == count_max:
                 self._owner.alarm(queue.context, -math.inf)
                 break
             count += 1
@@ -74,7 +74,7 @@ class DeadLetters:
         if result is None:
             self.far[queue, offset] = None
             return True
-        self._store_read(queue, offset, result)
+        self._store_copy(queue, offset, result)
         return offset in queue.unflushed or not queue.leases.is_dead(offset)
 
     async def store_far(self) -> None:
@@ -97,11 +97,11 @@ class DeadLetters:
         """As `_store_one`, for a message that is read in a thread."""
         leases = queue.leases
         result = await self._owner.store.readers.read_far(queue.store_queue, offset, 1, 1)
-        alive = not queue.is_closed and queue.leases is leases
-        if alive and leases.is_dead(offset) and offset not in queue.unflushed:
-            self._store_read(queue, offset, result)
+        is_current = not queue.is_closed and queue.leases is leases
+        if is_current and leases.is_dead(offset) and offset not in queue.unflushed:
+            self._store_copy(queue, offset, result)
 
-    def _store_read(self, queue: GroupQueue, offset: int, result: ReadResult) -> None:
+    def _store_copy(self, queue: GroupQueue, offset: int, result: ReadResult) -> None:
         owner = self._owner
         if not result.count or result.next_offset != offset + 1:
             self._settle(queue, offset)  # retention removed it
@@ -113,7 +113,7 @@ class DeadLetters:
         try:
             end = put_dead_letter(owner.store, owner.topics, topic, decode_record(b"".join(result.pieces)))
         except (Refused, StoreError) as error:
-            self._failed(queue, offset, error)
+            self._handle_refusal(queue, offset, error)
             return
         queue.unflushed[offset] = end
         self.unflushed[queue] = None
@@ -131,7 +131,7 @@ class DeadLetters:
             self._settle(queue, offset)
         self.unflushed.pop(queue, None)
 
-    def _failed(self, queue: GroupQueue, offset: int, error: Refused | StoreError) -> None:
+    def _handle_refusal(self, queue: GroupQueue, offset: int, error: Refused | StoreError) -> None:
         """Retry later; if the error is permanent, log it and settle the message without a dead letter."""
         owner = self._owner
         if not (isinstance(error, CorruptRecord) or (isinstance(error, Refused) and error.reason in NEVER_STORED)):

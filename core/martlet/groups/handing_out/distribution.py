@@ -31,7 +31,7 @@ class Distribution:
         "_new",
         "_queues",
         "_rest",
-        "_rest_calls",
+        "_rest_reuses",
         "_returned",
         "_settlement",
         "_source",
@@ -53,7 +53,7 @@ class Distribution:
         self._settlement = settlement
         self._returned = ReturnedMessages(context, members, source, settlement)
         self._new = NewMessages(context, members, source)
-        self._rest = self._rest_calls = 0  # the last result of `rest`, and the number of calls that it still serves
+        self._rest = self._rest_reuses = 0  # the last result of `rest`, and the number of calls that it still serves
         self._turn_left = MESSAGES_A_TURN  # messages left of the turn of the next queue
 
     def hand_out(
@@ -70,7 +70,7 @@ class Distribution:
             return []
         until = owner.now() + member.lease_s
         self._begin_reset(queue_id)
-        for queue in self._taken_by(attempt, queue_id) if in_order else ():
+        for queue in self._queues_of_attempt(attempt, queue_id) if in_order else ():
             self._settlement.return_attempt(queue, member.holder)
         visited: list[GroupQueue] = []
         if source.finder is not None:
@@ -78,12 +78,12 @@ class Distribution:
         parked = source.parked
         collection = Collection(member, budget_bytes, until, max(owner.clock.now_ms(), queues.newest + 1))
         try:
-            self._visit(collection, queue_id, attempt if in_order else None, visited)
+            self._collect_from_queues(collection, queue_id, attempt if in_order else None, visited)
         finally:
             for queue in visited:
                 if not queues.activate(queue):
                     queues.active.pop(queue, None)
-        found = collection.found
+        found = collection.deliveries
         if found:
             owner.alarm(self._context, until)
             self._rest -= sum([delivery.count for delivery in found])
@@ -97,9 +97,11 @@ class Distribution:
         finder = self._source.finder
         if finder is not None and finder.has_found:
             return True
-        return any(queue.due or queue.leases.returns.available for queue in self._may_have(queue_id))
+        return any(queue.due or queue.leases.returns.available for queue in self._candidate_queues(queue_id))
 
-    def _visit(self, collection: Collection, queue_id: int, attempt: str | None, visited: list[GroupQueue]) -> None:
+    def _collect_from_queues(
+        self, collection: Collection, queue_id: int, attempt: str | None, visited: list[GroupQueue]
+    ) -> None:
         """Add messages to *collection*, and every visited queue to *visited*.
 
         *attempt* is the argument of `hand_out`, None if the order does not matter.
@@ -111,26 +113,28 @@ class Distribution:
             visited.append(queue)
             if attempt is not None and not self._begin_in_order(queue, attempt):
                 continue
-            room = collection.room
+            room_before = collection.room
             try:
                 if queue.failure is not None:
                     queue.take_failure()
                 if queue.leases.waiting:
                     self._returned.lease(queue, collection)
-                is_moving = True
-                while is_moving and collection.room > 0 and collection.budget_bytes > 0 and collection.reads_left > 0:
-                    before = len(queue.found)
+                has_advanced = True
+                while (
+                    has_advanced and collection.room > 0 and collection.budget_bytes > 0 and collection.reads_left > 0
+                ):
+                    found_before = len(queue.found)
                     self._new.lease(queue, collection)
-                    is_moving = 0 < len(queue.found) < before
+                    has_advanced = 0 < len(queue.found) < found_before
             except Refused as refused:
-                if not collection.found:
+                if not collection.deliveries:
                     self._end_turn(queue)
                     raise
                 queue.failure = refused  # first deliver the messages read before the error
                 member.peer.wake()
                 break
             if collection.room <= 0 or collection.budget_bytes <= 0:
-                self._turn_left -= room - collection.room
+                self._turn_left -= room_before - collection.room
                 if self._turn_left <= 0:
                     self._end_turn(queue)
                 break
@@ -149,12 +153,12 @@ class Distribution:
         """Begin again with queues in which the group was reset, before the generation of a delivery is chosen."""
         context = self._context
         if context.policy is None and context.owner.groups.offsets.has_resets(context.group, context.topic.name):
-            for queue in [queue for queue in self._may_have(queue_id) if self._is_reset(queue)]:
+            for queue in [queue for queue in self._candidate_queues(queue_id) if self._is_reset(queue)]:
                 self._queues.begin_again(queue)
 
-    def _taken_by(self, attempt: str, queue_id: int) -> list[GroupQueue]:
+    def _queues_of_attempt(self, attempt: str, queue_id: int) -> list[GroupQueue]:
         """Return the queues whose next messages wait for messages that *attempt* has taken in order."""
-        queues = self._queues.by_queue.values() if queue_id < 0 else self._may_have(queue_id)
+        queues = self._queues.by_queue.values() if queue_id < 0 else self._candidate_queues(queue_id)
         return [queue for queue in queues if queue.attempt == attempt and queue.is_blocked] if attempt else []
 
     def _begin_in_order(self, queue: GroupQueue, attempt: str) -> bool:
@@ -170,7 +174,7 @@ class Distribution:
     def _next_queues(self, queue_id: int) -> Iterator[GroupQueue]:
         """Yield the queue with *queue_id*; if it is -1, active queues: first the one whose turn is not over."""
         if queue_id >= 0:
-            yield from self._may_have(queue_id)
+            yield from self._candidate_queues(queue_id)
             return
         active = self._queues.active
         for _ in range(min(len(active), QUEUES_A_CALL)):
@@ -184,7 +188,7 @@ class Distribution:
         if queue in self._queues.active:
             self._queues.active.move_to_end(queue)
 
-    def _may_have(self, queue_id: int) -> Iterable[GroupQueue]:
+    def _candidate_queues(self, queue_id: int) -> Iterable[GroupQueue]:
         """Return the queue with *queue_id*; if it is -1, all queues that may have messages."""
         if queue_id < 0:
             return self._queues.active
@@ -194,9 +198,9 @@ class Distribution:
     def is_ready(self, queue_id: int = -1, *, in_order: bool = False, attempt: str = "") -> bool:
         """Return whether `hand_out` may return messages now; if not, members with credit are woken when it may."""
         owner = self._context.owner
-        if self._taken_by(attempt, queue_id):
+        if self._queues_of_attempt(attempt, queue_id):
             return True
-        for queue in self._may_have(queue_id):
+        for queue in self._candidate_queues(queue_id):
             reader = queue.reader
             if reader.must_wait and not reader.has_read:
                 continue
@@ -213,17 +217,17 @@ class Distribution:
 
     def is_reading(self, queue_id: int = -1) -> bool:
         """Return whether a thread reads messages for `hand_out`; members with credit are woken when it has."""
-        return any(queue.reader.must_wait for queue in self._may_have(queue_id))
+        return any(queue.reader.must_wait for queue in self._candidate_queues(queue_id))
 
     def rest(self, queue_id: int = -1) -> int:
         """Return the number of messages to deliver now or not checked yet; approximate for many queues."""
-        if queue_id < 0 and self._rest_calls > 0:
-            self._rest_calls -= 1
+        if queue_id < 0 and self._rest_reuses > 0:
+            self._rest_reuses -= 1
             return max(self._rest, 0)
-        queues = self._may_have(queue_id)
-        rest = sum(
+        queues = self._candidate_queues(queue_id)
+        messages_left = sum(
             [queue.leases.waiting + max(queue.store_queue.next_offset - queue.leases.table.next, 0) for queue in queues]
         )
         if queue_id < 0:
-            self._rest, self._rest_calls = rest, len(self._queues.active) // RESTS_EXACT
-        return rest
+            self._rest, self._rest_reuses = messages_left, len(self._queues.active) // RESTS_EXACT
+        return messages_left

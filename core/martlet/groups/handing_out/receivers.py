@@ -52,49 +52,49 @@ def receivers_of(
 
     If it *may_stop*, it stops at the first message whose member can take no more now.
     """
-    names = _names(result) if first.asks else ()
+    names = _read_names(result) if first.asks else ()
     if result.count and (members.choosing or members.sticky is not None):
-        takers = _takers(result, names, first, members, may_stop=may_stop)
+        takers = _find_takers(result, names, first, members, may_stop=may_stop)
         return [
             Portion(taker, len(list(run)), name, is_parked=taker is None and not names)
             for (taker, name), run in groupby(zip(takers, names or repeat(""), strict=False))
         ]
     if names and not all(first.may_get(name) for name in set(names)):
-        return _by_name(names, first, members.in_turn())
+        return _divide_by_name(names, first, members.in_turn())
     return (Portion(first, result.count),) if result.count else ()
 
 
-def _names(result: ReadResult) -> list[str]:
+def _read_names(result: ReadResult) -> list[str]:
     data = b"".join(result.pieces)
     return [find_tags(properties).decode(errors="replace") for *_, properties in parts(data)]
 
 
-def _by_name(names: Sequence[str], first: GroupMember, others: Sequence[GroupMember]) -> list[Portion]:
+def _divide_by_name(names: Sequence[str], first: GroupMember, others: Sequence[GroupMember]) -> list[Portion]:
     """Divide messages with *names* among members that may get them."""
     receivers: dict[str, GroupMember | None] = {}
     for name in names:
         if name not in receivers:
-            able = (member for member in (first, *others) if member.may_get(name))
-            receivers[name] = next(able, None)
+            permitted = (member for member in (first, *others) if member.may_get(name))
+            receivers[name] = next(permitted, None)
     return [Portion(receivers[name], len(list(run)), name) for name, run in groupby(names)]
 
 
-def _takers(
+def _find_takers(
     result: ReadResult, names: Sequence[str], first: GroupMember, members: GroupMembers, *, may_stop: bool
 ) -> list[GroupMember | None]:
     """Return for each message of *result* the member that takes it and may get its name; None for nobody."""
-    asked = [first, *(each for each in members.in_turn() if each is not first)]
-    able = {name: [member for member in asked if member.may_get(name)] for name in set(names)}
+    candidates = [first, *(each for each in members.in_turn() if each is not first)]
+    permitted = {name: [member for member in candidates if member.may_get(name)] for name in set(names)}
     records = [record for piece in result.pieces for record in record_views(piece)]
-    candidates = (
-        [(record, able[name]) for record, name in zip(records, names, strict=True)]
+    records_with_members = (
+        [(record, permitted[name]) for record, name in zip(records, names, strict=True)]
         if names
-        else [(record, asked) for record in records]
+        else [(record, candidates) for record in records]
     )
     if members.sticky is None:
-        return [first_taker(record, found) for record, found in candidates]
+        return [first_taker(record, members_asked) for record, members_asked in records_with_members]
 
     def is_full(taker: GroupMember) -> bool:
         return may_stop and taker is not first and taker.is_full
 
-    return sticky_takers(candidates, members.sticky, members.keepers, is_full)
+    return sticky_takers(records_with_members, members.sticky, members.keepers, is_full)

@@ -85,7 +85,7 @@ class Settlement:
         self._owner.notes.ack(queue.key, (offset,))
         self._members.give_credit(holder)
         if queue.in_order:
-            self._settled_in_order(queue, (offset,))
+            self._note_settled_in_order(queue, (offset,))
         return True
 
     def _note_settled(self, queue: GroupQueue, offsets: Sequence[int], holders: Mapping[Hashable, int]) -> None:
@@ -94,9 +94,9 @@ class Settlement:
         for holder, count in holders.items():
             self._members.give_credit(holder, count)
         if queue.in_order:
-            self._settled_in_order(queue, offsets)
+            self._note_settled_in_order(queue, offsets)
 
-    def _settled_in_order(self, queue: GroupQueue, offsets: Sequence[int]) -> None:
+    def _note_settled_in_order(self, queue: GroupQueue, offsets: Sequence[int]) -> None:
         queue.note_early(offsets)
         if not queue.is_blocked:
             self._members.wake()
@@ -109,8 +109,8 @@ class Settlement:
 
     def return_early(self, queue: GroupQueue) -> None:
         """Make messages available that were settled before an earlier, returned one: in order, they follow it."""
-        low, early = queue.leases.table.low, queue.early
-        offsets = sorted(offset for offset in early if offset > low)
+        first_unsettled, early = queue.leases.table.low, queue.early
+        offsets = sorted(offset for offset in early if offset > first_unsettled)
         early.clear()
         if offsets:
             queue.leases.reopen(offsets)
@@ -118,15 +118,15 @@ class Settlement:
 
     def nack_held(self, holder: Hashable, queue_id: int, offsets: Sequence[int], delay_s: float) -> list[int]:
         """Return failed messages that *holder* holds to the group; return their offsets."""
-        queue, failed = self._by_queue.get(queue_id), list[int]()
+        queue, returned = self._by_queue.get(queue_id), list[int]()
         if queue is None:
-            return failed
-        for deliveries, alike in groupby(offsets, queue.leases.table.deliveries):
-            failed += self.give_back(queue, holder, list(alike), deliveries, delay_s)
-        if failed:
-            self._members.give_credit(holder, len(failed))
+            return returned
+        for deliveries, run in groupby(offsets, queue.leases.table.deliveries):
+            returned += self.give_back(queue, holder, list(run), deliveries, delay_s)
+        if returned:
+            self._members.give_credit(holder, len(returned))
             self._members.wake()
-        return failed
+        return returned
 
     def pass_on(self, holder: Hashable, queue_id: int, offset: int) -> None:
         """Return a message that was not sent to *holder*, because it may not read it any more."""
@@ -161,14 +161,14 @@ class Settlement:
         """
         wait_s = max(delay_s, pause_ms(failures) / 1000)
         now, now_ms = self._context.times()
-        at = now + wait_s if wait_s > 0 else -math.inf
-        back = queue.leases.give_back_all(holder, offsets, at, counts=counts)
-        if back:
+        available_at = now + wait_s if wait_s > 0 else -math.inf
+        returned = queue.leases.give_back_all(holder, offsets, available_at, counts=counts)
+        if returned:
             self._queues.activate(queue)
-            self._owner.notes.note(queue.key, Change(BACK, now_ms, round(wait_s * 1000), offsets=back))
-            self._note_dead(queue, back)
-            self._owner.alarm(self._context, -math.inf if queue.leases.has_dead else at)
-        return back
+            self._owner.notes.note(queue.key, Change(BACK, now_ms, round(wait_s * 1000), offsets=returned))
+            self._note_dead(queue, returned)
+            self._owner.alarm(self._context, -math.inf if queue.leases.has_dead else available_at)
+        return returned
 
     def give_up_held(self, holder: Hashable, queue_id: int, offsets: Sequence[int]) -> list[int]:
         """Make messages dead that *holder* holds, whatever their number of deliveries; return their offsets.
@@ -178,21 +178,21 @@ class Settlement:
         if self._context.keeps_failed:
             return self.nack_held(holder, queue_id, offsets, 0)
         queue = self._by_queue.get(queue_id)
-        given = queue.leases.give_up(holder, offsets) if queue is not None else []
-        if queue is not None and given:
-            self._note_dead(queue, given)
+        dead = queue.leases.give_up(holder, offsets) if queue is not None else []
+        if queue is not None and dead:
+            self._note_dead(queue, dead)
             self._queues.activate(queue)
             self._owner.alarm(self._context, -math.inf)
-            self._members.give_credit(holder, len(given))
-        return given
+            self._members.give_credit(holder, len(dead))
+        return dead
 
     def _note_dead(self, queue: GroupQueue, offsets: Sequence[int]) -> None:
         """Note the dead messages among *offsets*, so that a crash does not make them available again."""
         leases = queue.leases
-        dead = sorted(filter(leases.is_dead, offsets)) if leases.has_dead else []
-        if dead:
+        dead_offsets = sorted(filter(leases.is_dead, offsets)) if leases.has_dead else []
+        if dead_offsets:
             now_ms = self._context.times()[1]
-            self._owner.notes.note(queue.key, Change(KEEP, now_ms, 0, DEAD_DELIVERIES, dead))
+            self._owner.notes.note(queue.key, Change(KEEP, now_ms, 0, DEAD_DELIVERIES, dead_offsets))
 
     def renew_held(self, holder: Hashable, queue_id: int, offset: int, lease_s: float) -> int:
         """Make a lease of *holder* end *lease_s* from now; return its new generation, 0 if there is no such lease."""
@@ -212,22 +212,22 @@ class Settlement:
         self, holder: Hashable, queue_id: int, offsets: Sequence[int]
     ) -> list[tuple[Journal, bytes]]:
         """Return acknowledgements of messages of *holder*, as `SharedGroup.acknowledgement`. Raises `Refused`."""
-        queue, begun = self._queues.get(queue_id), list[int]()
+        queue, settling = self._queues.get(queue_id), list[int]()
         self._owner.store.admission.check()
         until = self._owner.now() + SETTLING_S
         for offset in offsets:
             if queue is None or not queue.leases.begin_settling(holder, offset, until):
-                for each in begun:
+                for each in settling:
                     self.withdraw(queue_id, each)
                 group = self._context.group
                 text = f"message {offset} of queue {queue_id} is not held by this member of group {group!r}"
                 raise Refused(Reason.NOT_FOUND, f"{text}; it was settled, or its lease has ended")
-            begun.append(offset)
-        if queue is None or not begun:
+            settling.append(offset)
+        if queue is None or not settling:
             return []
         self._queues.activate(queue)
         self._owner.alarm(self._context, until)
-        return self._owner.notes.settle(queue.key, begun, queue.began)
+        return self._owner.notes.settle(queue.key, settling, queue.began)
 
     def withdraw(self, queue_id: int, offset: int) -> None:
         """Undo `acknowledgements_held`: the atomic group was refused."""

@@ -63,7 +63,7 @@ class LiveQueue(Protocol):
 class _Pending:
     """Changes of one queue to note with the next commit."""
 
-    __slots__ = ("acked", "again", "changes", "key", "number")
+    __slots__ = ("acked", "changes", "is_whole", "key", "number")
 
     def __init__(self, number: int, key: Key) -> None:
         self.number = number
@@ -71,7 +71,7 @@ class _Pending:
         self.changes: list[Change] = []
         # The offsets of the last change if that is an ACK: nearly all changes are of this kind.
         self.acked: list[int] | None = None
-        self.again = False  # whether to note the complete state
+        self.is_whole = False  # whether to note the complete state
 
     def add(self, change: Change) -> None:
         """Add *change*; merge it into the previous one if they differ only in their offsets."""
@@ -87,7 +87,7 @@ class _Pending:
 
     def replace(self, changes: list[Change], *, again: bool = False) -> None:
         """Note only *changes*, and the complete state if *again*."""
-        self.changes, self.again, self.acked = changes, again, None
+        self.changes, self.is_whole, self.acked = changes, again, None
 
     def begin_acks(self) -> list[int]:
         """Add an ACK; return the list for its offsets."""
@@ -110,24 +110,24 @@ class GroupJournalWriter:
         self._queues_max = queues_max
         self.journal = journal
         self._numbers: dict[Key, int] = {}
-        self._sources: dict[Key, LiveQueue] = {}
+        self._live_queues: dict[Key, LiveQueue] = {}
         self._pending: dict[Key, _Pending] = {}
         # Queues whose newest notes are not applied yet and may still be lost, with the log position after these notes.
-        self._unsure: dict[Key, int] = {}
+        self._unconfirmed: dict[Key, int] = {}
         # Queues that were dropped, until the projection has dropped them too; and the dropped queues that are not noted
         # yet.
         self._dropped: dict[Key, None] = {}
         self._undropped: dict[Key, None] = {}
         # Positions that groups have reached, by queue: first those whose earlier notes are not written yet, then those
         # whose earlier notes, up to a position of the log, are not durable yet.
-        self._reaching: dict[Key, int] = {}
-        self._reached: deque[tuple[int, dict[Key, int]]] = deque()
+        self._positions_to_note: dict[Key, int] = {}
+        self._positions_waiting: deque[tuple[int, dict[Key, int]]] = deque()
         # The offset that the journal must have reached, unless a commit failed.
-        self._expected = 0
+        self._end_expected = 0
         # Queues whose complete state was noted while an acknowledgement in an atomic group was in progress.
         self._noted_settling: dict[Key, None] = {}
         self._number_max = 0
-        self._waits = False
+        self._is_registered = False
         state.note_again = self._note_again
         state.was_dropped = self._was_dropped
 
@@ -136,9 +136,9 @@ class GroupJournalWriter:
 
         Each group counts with all queues: a group that finds messages by their names opens a queue when it needs it.
         """
-        known = self._state.known
-        used = known.count_with(key.topic, queues)
-        return known.count_of(key.scope, key.group, key.topic) > 0 or used + queues <= self._queues_max
+        known_queues = self._state.known
+        count = known_queues.count_with(key.topic, queues)
+        return known_queues.count_of(key.scope, key.group, key.topic) > 0 or count + queues <= self._queues_max
 
     def check_room(self, key: Key, queues: int) -> None:
         """Raise `Refused` (BUSY) unless `has_room`."""
@@ -153,7 +153,7 @@ class GroupJournalWriter:
 
     def is_applied(self, key: Key) -> bool:
         """Return whether the stored state of *key* includes everything that was noted."""
-        return key not in self._pending and self._unsure.get(key, 0) <= self._state.applied
+        return key not in self._pending and self._unconfirmed.get(key, 0) <= self._state.applied
 
     @property
     def is_dropping(self) -> bool:
@@ -162,20 +162,20 @@ class GroupJournalWriter:
 
     def open(self, key: Key, source: LiveQueue) -> None:
         """Use *source* as the live state of *key*."""
-        self._sources[key] = source
+        self._live_queues[key] = source
 
     def close(self, key: Key) -> None:
         """End the live state of *key*; its stored state remains."""
-        self._flush_of(key)
-        self._sources.pop(key, None)
+        self._compute_pending(key)
+        self._live_queues.pop(key, None)
 
     def note(self, key: Key, change: Change) -> None:
         """Note *change* of *key* with the current commit."""
-        self._get(key).add(change)
+        self._get_pending(key).add(change)
 
     def ack(self, key: Key, offsets: Iterable[int]) -> None:
         """Note that messages are settled."""
-        pending = self._pending.get(key) or self._get(key)
+        pending = self._pending.get(key) or self._get_pending(key)
         acked = pending.acked
         if acked is None:
             acked = pending.begin_acks()
@@ -187,15 +187,15 @@ class GroupJournalWriter:
 
         *reached* is the position that its group has reached, *marks* are the group's marks.
         """
-        self._get(key).replace(whole(offset, (), reached, marks))
-        self._know(key)
+        self._get_pending(key).replace(whole(offset, (), reached, marks))
+        self._note_known(key)
 
     def begin_with(self, key: Key, next_offset: int, leases: Mapping[int, LeaseState]) -> None:
         """Note that the queue continues at *next_offset*, and has *leases*."""
-        self._get(key).replace(whole(next_offset, leases.items()))
-        self._know(key)
+        self._get_pending(key).replace(whole(next_offset, leases.items()))
+        self._note_known(key)
 
-    def _know(self, key: Key) -> None:
+    def _note_known(self, key: Key) -> None:
         self._state.known.add(key)
         self._dropped.pop(key, None)
         self._undropped.pop(key, None)
@@ -211,25 +211,25 @@ class GroupJournalWriter:
         The notes about these messages must be durable first: if a power failure lost one of them and kept the position,
         the message would be lost. So `note_reached` writes the position once they are durable.
         """
-        self._reaching[key] = position
+        self._positions_to_note[key] = position
         self._commit_soon()
 
     def note_reached(self) -> None:
         """Note the positions passed to `reach` whose earlier notes are durable."""
         self._find_lost()
-        while self._reached and self._reached[0][0] <= self._store.flusher.durable:
-            for key, position in self._reached.popleft()[1].items():
-                source, known = self._sources.get(key), self.stored(key)
-                if source is not None and source.reached < position:
-                    source.reached = position
+        while self._positions_waiting and self._positions_waiting[0][0] <= self._store.flusher.durable:
+            for key, position in self._positions_waiting.popleft()[1].items():
+                live, stored = self._live_queues.get(key), self.stored(key)
+                if live is not None and live.reached < position:
+                    live.reached = position
                     self.note(key, Change(REACH, number=position))
-                elif source is None and known is not None and 0 <= known.reached < position:
+                elif live is None and stored is not None and 0 <= stored.reached < position:
                     self.note(key, Change(REACH, number=position))
 
     @property
     def has_reached(self) -> bool:
         """Whether `note_reached` has work, now or later."""
-        return bool(self._reaching or self._reached)
+        return bool(self._positions_to_note or self._positions_waiting)
 
     def is_durable(self, key: Key) -> bool:
         """Return whether everything that was noted of *key* is applied and durable."""
@@ -242,10 +242,10 @@ class GroupJournalWriter:
         """
         for key in keys:
             self._state.known.discard(key)
-            self._sources.pop(key, None)
-        known = dict.fromkeys(key for key in keys if key in self._numbers or self._state.get(key) is not None)
-        self._dropped.update(known)
-        self._undropped.update(known)
+            self._live_queues.pop(key, None)
+        recorded = dict.fromkeys(key for key in keys if key in self._numbers or self._state.get(key) is not None)
+        self._dropped.update(recorded)
+        self._undropped.update(recorded)
         self.drop_some()
 
     @property
@@ -258,7 +258,7 @@ class GroupJournalWriter:
         for key in list(islice(self._undropped, DROPS_A_TURN)):
             del self._undropped[key]
             self._noted_settling.pop(key, None)
-            self._get(key).replace([Change(DROP)])
+            self._get_pending(key).replace([Change(DROP)])
 
     def _was_dropped(self, key: Key) -> None:
         """Handle that the projection has dropped a queue, which may have begun again since."""
@@ -273,44 +273,44 @@ class GroupJournalWriter:
         All earlier notes are written to the log first. If a power failure loses them but not these notes, the queue is
         restored as it *began*: every message from there on is delivered again, except the acknowledged ones.
         """
-        first = head(self._get(key).number, key)
+        first = head(self._get_pending(key).number, key)
         self._write_notes()
         change = Change(SETTLE, 0, 0, began, offsets)
         return [(self.journal, note) for note in encode_changes(first, [change], self.journal.note_bytes_max, first)]
 
-    def _get(self, key: Key) -> _Pending:
+    def _get_pending(self, key: Key) -> _Pending:
         pending = self._pending.get(key)
         if pending is None:
-            pending = self._pending[key] = _Pending(self._number(key), key)
+            pending = self._pending[key] = _Pending(self._number_of(key), key)
             self._commit_soon()
         return pending
 
-    def _number(self, key: Key) -> int:
+    def _number_of(self, key: Key) -> int:
         number = self._numbers.get(key)
         if number is None:
-            known = self._state.get(key)
+            stored = self._state.get(key)
             self._number_max = max(self._number_max, self._state.number_max)
-            if known is None:
+            if stored is None:
                 self._number_max += 1
-            number = self._numbers[key] = known.number if known is not None else self._number_max
+            number = self._numbers[key] = stored.number if stored is not None else self._number_max
         return number
 
     def _commit_soon(self) -> None:
-        if not self._waits:
-            self._waits = True
+        if not self._is_registered:
+            self._is_registered = True
             self._store.committer.before_commit.append(self._write)
             self._store.committer.commit_soon()
 
     def _write(self) -> None:
         """Write the collected notes; called by the commit."""
-        self._waits = False
+        self._is_registered = False
         self._write_notes()
 
     def _write_notes(self) -> None:
         for key in self._pending:
-            source = self._sources.get(key)
-            if source is not None:
-                source.account()
+            live = self._live_queues.get(key)
+            if live is not None:
+                live.account()
         try:
             self._store.admission.check()
         except (Refused, StoreFailed):
@@ -319,44 +319,45 @@ class GroupJournalWriter:
         self._find_lost()
         pending, self._pending = self._pending, {}
         if pending:
-            self._expected = NEVER  # until all notes below are appended
-            self._unsure.update(dict.fromkeys(pending, NEVER))
-            for each in pending.values():
-                for note in self._encode(each):
+            self._end_expected = NEVER  # until all notes below are appended
+            self._unconfirmed.update(dict.fromkeys(pending, NEVER))
+            for changes in pending.values():
+                for note in self._encode(changes):
                     self.journal.note(note)
             self.journal.write()
             queue = self._store.queue(self.journal.topic, 0)
-            self._expected = queue.next_offset
-            self._unsure.update(dict.fromkeys(pending, queue.last_end))
-        if self._reaching:
-            self._reached.append((max(self._unsure.values(), default=self._state.applied), self._reaching))
-            self._reaching = {}
+            self._end_expected = queue.next_offset
+            self._unconfirmed.update(dict.fromkeys(pending, queue.last_end))
+        if self._positions_to_note:
+            notes_end = max(self._unconfirmed.values(), default=self._state.applied)
+            self._positions_waiting.append((notes_end, self._positions_to_note))
+            self._positions_to_note = {}
 
     def _encode(self, pending: _Pending) -> list[bytes]:
         number, key = pending.number, pending.key
-        changes, source = pending.changes, self._sources.get(key)
-        if pending.again and source is not None:
-            if source.is_settling:
+        changes, live = pending.changes, self._live_queues.get(key)
+        if pending.is_whole and live is not None:
+            if live.is_settling:
                 self._noted_settling[key] = None
-            changes = whole(*source.state())
+            changes = whole(*live.state())
         if changes and changes[-1].kind == DROP:
             self._numbers.pop(key, None)
-        more = head(number)
-        first = head(number, key) if changes and changes[0].kind == BEGIN else more
-        return encode_changes(first, changes, self.journal.note_bytes_max, more)
+        short_head = head(number)
+        first_head = head(number, key) if changes and changes[0].kind == BEGIN else short_head
+        return encode_changes(first_head, changes, self.journal.note_bytes_max, short_head)
 
     def _find_lost(self) -> None:
         """After a failed commit, note the complete state of queues whose last notes were not stored."""
-        if not self._unsure:
+        if not self._unconfirmed:
             return
         applied = self._state.applied
-        self._unsure = {key: end for key, end in self._unsure.items() if end > applied}
+        self._unconfirmed = {key: end for key, end in self._unconfirmed.items() if end > applied}
         queue = self._store.queues.find(self.journal.topic, 0)
-        if queue is None or queue.next_offset < self._expected:
-            self._reaching.clear()
-            self._reached.clear()
-            for key in self._unsure:
-                self._again(key)
+        if queue is None or queue.next_offset < self._end_expected:
+            self._positions_to_note.clear()
+            self._positions_waiting.clear()
+            for key in self._unconfirmed:
+                self._note_whole_later(key)
 
     def try_again(self) -> None:
         """Write the notes that could not be written before, if the store accepts them now."""
@@ -368,26 +369,26 @@ class GroupJournalWriter:
         if self._pending:
             self._store.committer.commit_soon()
 
-    def _again(self, key: Key) -> None:
-        if key in self._sources:
-            self._get(key).again = True
+    def _note_whole_later(self, key: Key) -> None:
+        if key in self._live_queues:
+            self._get_pending(key).is_whole = True
         elif key in self._dropped:
-            self._get(key).replace([Change(DROP)])
+            self._get_pending(key).replace([Change(DROP)])
 
     def _keep_for_later(self) -> None:
         """Note the complete state of the queues later, because the store accepts no writes now."""
         for pending in self._pending.values():
-            if pending.key in self._sources:
+            if pending.key in self._live_queues:
                 pending.replace([], again=True)
-        if self._pending and not self._waits:
-            self._waits = True
+        if self._pending and not self._is_registered:
+            self._is_registered = True
             self._store.committer.before_commit.append(self._write)
 
-    def _flush_of(self, key: Key) -> None:
+    def _compute_pending(self, key: Key) -> None:
         """Compute the pending changes of *key* while its source still exists."""
-        pending, source = self._pending.get(key), self._sources.get(key)
-        if pending is not None and pending.again and source is not None:
-            pending.replace(whole(*source.state()))
+        pending, live = self._pending.get(key), self._live_queues.get(key)
+        if pending is not None and pending.is_whole and live is not None:
+            pending.replace(whole(*live.state()))
 
     def must_note_settled(self, key: Key) -> bool:
         """Return whether messages settled by an atomic group must be noted again: a later note calls them unsettled."""
@@ -397,13 +398,13 @@ class GroupJournalWriter:
         self._store.admission.check()
         if queue.key in self._dropped:
             return True
-        source = self._sources.get(queue.key)
-        if source is not None and source.is_settling:
+        live = self._live_queues.get(queue.key)
+        if live is not None and live.is_settling:
             return False  # the note would undo the acknowledgement, which precedes it in the log
-        if source is not None:
-            self._get(queue.key).again = True
+        if live is not None:
+            self._get_pending(queue.key).is_whole = True
         elif not self.is_applied(queue.key):
             return False
         else:
-            self._get(queue.key).replace(whole(queue.next, queue.leases.items(), queue.reached, queue.marks))
+            self._get_pending(queue.key).replace(whole(queue.next, queue.leases.items(), queue.reached, queue.marks))
         return True

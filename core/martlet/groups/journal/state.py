@@ -55,9 +55,9 @@ class KnownQueues:
     """
 
     def __init__(self) -> None:
-        self._topics: dict[str, dict[Name, int]] = {}
-        self._groups: dict[Name, dict[str, None]] = {}  # the topics of each group
-        self._counts: dict[str, int] = {}  # number of queues by topic
+        self._bits_by_topic: dict[str, dict[Name, int]] = {}
+        self._topics_by_group: dict[Name, dict[str, None]] = {}  # the topics of each group
+        self._counts_by_topic: dict[str, int] = {}  # number of queues by topic
         self._count = 0
         # The number of queues of each topic, as far as it was given, and the number that groups may still open on these
         # topics.
@@ -69,93 +69,94 @@ class KnownQueues:
 
     def __contains__(self, key: Key) -> bool:
         scope, group, topic, queue_id = key
-        return bool(self._topics.get(topic, {}).get((scope, group), 0) >> queue_id & 1)
+        return bool(self._bits_by_topic.get(topic, {}).get((scope, group), 0) >> queue_id & 1)
 
     def add(self, key: Key) -> None:
         if key in self:
             return
         scope, group, topic, queue_id = key
-        before = self._missing_on(topic)
-        groups = self._topics.setdefault(topic, {})
+        missing_before = self._missing_on(topic)
+        groups = self._bits_by_topic.setdefault(topic, {})
         groups[scope, group] = groups.get((scope, group), 0) | 1 << queue_id
-        self._groups.setdefault((scope, group), {})[topic] = None
-        self._counts[topic] = self._counts.get(topic, 0) + 1
+        self._topics_by_group.setdefault((scope, group), {})[topic] = None
+        self._counts_by_topic[topic] = self._counts_by_topic.get(topic, 0) + 1
         self._count += 1
-        self._missing += self._missing_on(topic) - before
+        self._missing += self._missing_on(topic) - missing_before
 
     def discard(self, key: Key) -> None:
         if key not in self:
             return
         scope, group, topic, queue_id = key
-        before = self._missing_on(topic)
-        groups = self._topics[topic]
-        left = groups[scope, group] & ~(1 << queue_id)
-        self._counts[topic] -= 1
+        missing_before = self._missing_on(topic)
+        groups = self._bits_by_topic[topic]
+        bits_left = groups[scope, group] & ~(1 << queue_id)
+        self._counts_by_topic[topic] -= 1
         self._count -= 1
-        if left:
-            groups[scope, group] = left
+        if bits_left:
+            groups[scope, group] = bits_left
         else:
             del groups[scope, group]
-            self._forget(topic, (scope, group))
+            self._remove_topic(topic, (scope, group))
         if not groups:
-            del self._topics[topic], self._counts[topic]
-        self._missing += self._missing_on(topic) - before
+            del self._bits_by_topic[topic], self._counts_by_topic[topic]
+        self._missing += self._missing_on(topic) - missing_before
         if not groups:
             self._queues.pop(topic, None)
 
-    def _forget(self, topic: str, name: Name) -> None:
+    def _remove_topic(self, topic: str, name: Name) -> None:
         """Note that a group has no queues on *topic* any more."""
-        topics = self._groups[name]
+        topics = self._topics_by_group[name]
         del topics[topic]
         if not topics:
-            del self._groups[name]
+            del self._topics_by_group[name]
 
     def clear(self) -> None:
-        self._topics.clear()
-        self._groups.clear()
-        self._counts.clear()
+        self._bits_by_topic.clear()
+        self._topics_by_group.clear()
+        self._counts_by_topic.clear()
         self._queues.clear()
         self._count = self._missing = 0
 
     def topics(self) -> list[str]:
         """Return the topics of the queues."""
-        return list(self._topics)
+        return list(self._bits_by_topic)
 
     def groups(self, topic: str) -> list[Name]:
         """Return the groups with queues on *topic*."""
-        return list(self._topics.get(topic, ()))
+        return list(self._bits_by_topic.get(topic, ()))
 
     def topics_of(self, scope: str, group: str) -> list[str]:
         """Return the topics on which a group has queues."""
-        return list(self._groups.get((scope, group), ()))
+        return list(self._topics_by_group.get((scope, group), ()))
 
     def names(self) -> list[Name]:
         """Return the groups with queues."""
-        return list(self._groups)
+        return list(self._topics_by_group)
 
     def count_with(self, topic: str, queues: int) -> int:
         """Return the number of queues if each group has all: *queues* on *topic*, and the numbers given before."""
-        if topic in self._topics:
-            before = self._missing_on(topic)
+        if topic in self._bits_by_topic:
+            missing_before = self._missing_on(topic)
             self._queues[topic] = queues
-            self._missing += self._missing_on(topic) - before
+            self._missing += self._missing_on(topic) - missing_before
         return self._count + self._missing
 
     def _missing_on(self, topic: str) -> int:
         """Return the number of queues that the groups on *topic* do not have yet; 0 if its number was never given."""
-        return max(len(self._topics.get(topic, ())) * self._queues.get(topic, 0) - self._counts.get(topic, 0), 0)
+        count_if_all = len(self._bits_by_topic.get(topic, ())) * self._queues.get(topic, 0)
+        return max(count_if_all - self._counts_by_topic.get(topic, 0), 0)
 
     def count_of(self, scope: str, group: str, topic: str) -> int:
         """Return the number of queues that a group has on *topic*."""
-        return self._topics.get(topic, {}).get((scope, group), 0).bit_count()
+        return self._bits_by_topic.get(topic, {}).get((scope, group), 0).bit_count()
 
     def of(self, scope: str, group: str, topic: str) -> list[Key]:
         """Return the queues of a group on *topic*."""
-        return list(_keys((scope, group), topic, self._topics.get(topic, {}).get((scope, group), 0)))
+        return list(_keys((scope, group), topic, self._bits_by_topic.get(topic, {}).get((scope, group), 0)))
 
     def on(self, topic: str) -> list[Key]:
         """Return all queues on *topic*."""
-        return [key for name, bits in self._topics.get(topic, {}).items() for key in _keys(name, topic, bits)]
+        return [key for name, bits in self._bits_by_topic.get(topic, {}).items() for key in _keys(name, topic, bits)]
 
 
 def _keys(name: Name, topic: str, bits: int) -> Iterator[Key]:
@@ -222,7 +223,7 @@ class GroupQueueState:
         elif kind == MARK:
             self.marks = change.number
         else:
-            self._hand_again(change, 1 if kind == AGAIN else 0)
+            self._apply_redelivery(change, 1 if kind == AGAIN else 0)
 
     def _skip_lost(self, offset: int) -> None:
         """Deliver messages before *offset* again if nothing is known of them.
@@ -232,15 +233,15 @@ class GroupQueueState:
         if 0 <= self.next < offset <= self.next + UNKNOWN_MAX:
             self.leases.update(dict.fromkeys(range(self.next, offset), UNKNOWN))
 
-    def _hand_again(self, change: Change, more: int) -> None:
-        made: dict[int, LeaseState] = {}
+    def _apply_redelivery(self, change: Change, deliveries_added: int) -> None:
+        states: dict[int, LeaseState] = {}
         for offset in change.offsets:
-            held = self.leases.get(offset)
-            if held is not None:
-                deliveries = held.deliveries + more
-                state = made.get(deliveries)
+            lease = self.leases.get(offset)
+            if lease is not None:
+                deliveries = lease.deliveries + deliveries_added
+                state = states.get(deliveries)
                 if state is None:
-                    state = made[deliveries] = LeaseState(change.generation, change.duration_ms, deliveries)
+                    state = states[deliveries] = LeaseState(change.generation, change.duration_ms, deliveries)
                 self.leases[offset] = state
 
 
@@ -248,13 +249,16 @@ def whole(
     next_offset: int, leases: Iterable[tuple[int, LeaseState]], reached: int = -1, marks: int = 0
 ) -> list[Change]:
     """Return the changes that recreate *leases* from nothing; messages with equal leases are combined."""
-    alike: dict[LeaseState, list[int]] = {}
+    offsets_by_state: dict[LeaseState, list[int]] = {}
     for offset, state in leases:
-        alike.setdefault(state, []).append(offset)
-    keep = [Change(KEEP, state.generation, state.duration_ms, state.deliveries, o) for state, o in alike.items()]
-    reach = [Change(REACH, number=reached)] if reached >= 0 else []
-    mark = [Change(MARK, number=marks)] if marks else []
-    return [Change(BEGIN, number=next_offset), *reach, *mark, *keep]
+        offsets_by_state.setdefault(state, []).append(offset)
+    keeps = [
+        Change(KEEP, state.generation, state.duration_ms, state.deliveries, offsets)
+        for state, offsets in offsets_by_state.items()
+    ]
+    reaches = [Change(REACH, number=reached)] if reached >= 0 else []
+    marks_change = [Change(MARK, number=marks)] if marks else []
+    return [Change(BEGIN, number=next_offset), *reaches, *marks_change, *keeps]
 
 
 @final
@@ -303,27 +307,27 @@ class GroupState:
             return  # the note that defined the queue was removed, or the queue was dropped
         if queue.edition != self._edition:
             queue = self._queues[number] = queue.copy(self._edition)
-        before = len(queue.leases)
+        leases_before = len(queue.leases)
         for change in changes:
             if change.kind == DROP:
                 self._drop(queue)
-                self.leases -= before
+                self.leases -= leases_before
                 return
             if change.kind == BEGIN:
                 queue.since = position
             queue.apply(change)
             if change.kind == SETTLE and self.settled is not None:
                 self.settled(queue.key, change.offsets)
-        self.leases += len(queue.leases) - before
+        self.leases += len(queue.leases) - leases_before
 
     def _define(self, number: int, key: Key, position: int) -> None:
         queue = self._queues.get(number)
         if queue is not None and queue.key == key:
             return
-        for old in (queue, self.get(key)):
-            if old is not None:
-                self.leases -= len(old.leases)
-                self._drop(old)
+        for replaced in (queue, self.get(key)):
+            if replaced is not None:
+                self.leases -= len(replaced.leases)
+                self._drop(replaced)
         self._queues[number] = GroupQueueState(number, key, position, self._edition)
         self._numbers[key] = number
         self.number_max = max(self.number_max, number)

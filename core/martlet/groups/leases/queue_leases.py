@@ -123,9 +123,9 @@ class Leases:
 
         If a message's last delivery has this *generation* or a later one, it gets the next.
         """
-        table, available, given = self.table, self.returns.available, list[tuple[int, int]]()
+        table, available, leased = self.table, self.returns.available, list[tuple[int, int]]()
         held = table.by_holder.setdefault(holder, {})
-        while available and len(given) < count:
+        while available and len(leased) < count:
             offset = heapq.heappop(available)
             lease = table.own(table.slots[offset], offset)
             lease.holder = holder
@@ -136,10 +136,10 @@ class Leases:
             held[offset] = None
             if until < math.inf:
                 self._timers.add(until, (offset,))
-            given.append((offset, lease.deliveries))
+            leased.append((offset, lease.deliveries))
         if not held:
             del table.by_holder[holder]
-        return given
+        return leased
 
     def reopen(self, offsets: Sequence[int]) -> None:
         """Make settled messages at *offsets*, which ascend, available again; each was delivered once."""
@@ -228,9 +228,9 @@ class Leases:
         lease = self.table.find(holder, offset)
         if lease is None:
             return False
-        shorter, lease.until, lease.length_s = until < lease.until, until, length_s
+        is_shorter, lease.until, lease.length_s = until < lease.until, until, length_s
         lease.generation = max(generation, lease.generation + 1)
-        if shorter:
+        if is_shorter:
             self._timers.add(until, (offset,))
             self._timers.forget_stale(self.table.slots)
         return True
@@ -243,7 +243,7 @@ class Leases:
         lease = self.table.find(holder, offset)
         if lease is None:
             return False
-        lease.before = lease.until
+        lease.until_before = lease.until
         if until < lease.until:
             lease.until = until
             self._timers.add(until, (offset,))
@@ -258,64 +258,64 @@ class Leases:
         holder = lease.holder
         lease.settling = False
         if done:
-            self._let_go(lease, offset)
-            self._settle(offset)
-        elif lease.before > lease.until:
-            lease.until = lease.before
+            self._release(lease, offset)
+            self._forget_message(offset)
+        elif lease.until_before > lease.until:
+            lease.until = lease.until_before
             if lease.until < math.inf:
                 self._timers.add(lease.until, (offset,))
         return holder
 
-    def give_back(self, holder: Hashable, offset: int, at: float = -math.inf) -> bool:
-        """Make the message at *offset* available again from *at* on; return False if *holder* does not hold it."""
-        return bool(self.give_back_all(holder, (offset,), at))
+    def give_back(self, holder: Hashable, offset: int, available_at: float = -math.inf) -> bool:
+        """As `give_back_all`, for one message; return False if *holder* does not hold it."""
+        return bool(self.give_back_all(holder, (offset,), available_at))
 
     def give_back_all(
-        self, holder: Hashable, offsets: Sequence[int], at: float = -math.inf, *, counts: bool = True
+        self, holder: Hashable, offsets: Sequence[int], available_at: float = -math.inf, *, counts: bool = True
     ) -> list[int]:
         """Make the messages at *offsets* that *holder* holds available again; return their offsets.
 
         Unless this *counts*, none of them is dead afterwards, whatever its number of deliveries.
         """
-        back: list[int] = []
+        returned: list[int] = []
         for lease, run in groupby(dict.fromkeys(offsets), self.table.slots.get):
             if lease is not None and lease.holder == holder and not lease.settling:
-                found = list(run)
-                self._give_back_alike(lease, found, at, counts)
-                back += found
+                run_offsets = list(run)
+                self._give_back_alike(lease, run_offsets, available_at, counts)
+                returned += run_offsets
         held = self.table.by_holder.get(holder, {})
-        for offset in back:
+        for offset in returned:
             del held[offset]
-        if back and not held:
+        if returned and not held:
             del self.table.by_holder[holder]
         self._timers.forget_stale(self.table.slots)
-        return back
+        return returned
 
-    def _give_back_alike(self, lease: Lease, offsets: list[int], at: float, counts: bool) -> None:
+    def _give_back_alike(self, lease: Lease, offsets: list[int], available_at: float, counts: bool) -> None:
         """Make messages with one *lease* available again; the caller releases them."""
-        if len(offsets) == 1 or (counts and self._are_used_up(lease)):
+        if len(offsets) == 1 or (counts and self._has_used_up(lease)):
             for offset in offsets:
-                own = self.table.own(lease, offset)
-                own.holder = None
-                self._return(own, offset, at, counts)
+                own_lease = self.table.own(lease, offset)
+                own_lease.holder = None
+                self._put_back(own_lease, offset, available_at, counts)
             return
-        returned = Lease(None, at, lease.generation, lease.length_s, lease.deliveries, shared=True)
-        self.table.slots.update(dict.fromkeys(offsets, returned))
-        if at > -math.inf:
-            self._timers.add_many(at, offsets)
+        shared_lease = Lease(None, available_at, lease.generation, lease.length_s, lease.deliveries, shared=True)
+        self.table.slots.update(dict.fromkeys(offsets, shared_lease))
+        if available_at > -math.inf:
+            self._timers.add_many(available_at, offsets)
             return
         self.returns.offer_alike(lease, offsets)
 
     def give_up(self, holder: Hashable, offsets: Sequence[int]) -> list[int]:
         """Make the messages at *offsets* that *holder* holds dead; return their offsets."""
-        given: list[int] = []
+        dead: list[int] = []
         for offset in offsets:
             lease = self.table.find(holder, offset)
             if lease is not None:
-                self._let_go(lease, offset)
-                self._die(lease, offset)
-                given.append(offset)
-        return given
+                self._release(lease, offset)
+                self._make_dead(lease, offset)
+                dead.append(offset)
+        return dead
 
     # time
 
@@ -325,14 +325,14 @@ class Leases:
         Each holder is added to *lost* once per message that it lost. About *most* leases are checked; if more are due,
         `deadline` is in the past afterwards.
         """
-        timers, before, end = self._timers, self.waiting, self.looked_at + most
-        while timers.heap and timers.heap[0][0] <= now and self.looked_at < end:
+        timers, waiting_before, looked_at_max = self._timers, self.waiting, self.looked_at + most
+        while timers.heap and timers.heap[0][0] <= now and self.looked_at < looked_at_max:
             offsets = timers.pop()
             self.looked_at += len(offsets)
             for offset in offsets:
                 self._lapse_one(offset, now, lost)
         timers.forget_stale(self.table.slots)
-        return self.waiting - before
+        return self.waiting - waiting_before
 
     def _lapse_one(self, offset: int, now: float, lost: list[Hashable] | None) -> None:
         lease = self.table.slots.get(offset)
@@ -351,7 +351,7 @@ class Leases:
             lost.append(lease.holder)
         self.table.release(lease.holder, offset)
         lease.holder = None
-        self._return(lease, offset, -math.inf, self.lapses_count)
+        self._put_back(lease, offset, -math.inf, self.lapses_count)
 
     def deadline(self) -> float:
         """Return when to call `lapse` next; may be early, never late. Infinity if there is nothing to do."""
@@ -376,33 +376,33 @@ class Leases:
     def settle_dead(self, offset: int) -> None:
         """Settle the dead message at *offset*, which is stored as a dead letter."""
         del self._dead[offset]
-        self._settle(offset)
+        self._forget_message(offset)
 
     # internals
 
-    def _let_go(self, lease: Lease, offset: int) -> None:
+    def _release(self, lease: Lease, offset: int) -> None:
         self.table.release(lease.holder, offset)
         lease.holder = None
 
-    def _die(self, lease: Lease, offset: int) -> None:
+    def _make_dead(self, lease: Lease, offset: int) -> None:
         lease.dead = True
         lease.deliveries = DEAD_DELIVERIES
         self._dead[offset] = None
 
-    def _are_used_up(self, lease: Lease) -> bool:
+    def _has_used_up(self, lease: Lease) -> bool:
         """Return whether the deliveries of a message with *lease* are used up."""
         return 0 < self.deliveries_max <= lease.deliveries
 
-    def _return(self, lease: Lease, offset: int, at: float, counts: bool = True) -> None:
-        if counts and self._are_used_up(lease):
-            self._die(lease, offset)
-        elif at == -math.inf:
+    def _put_back(self, lease: Lease, offset: int, available_at: float, counts: bool = True) -> None:
+        if counts and self._has_used_up(lease):
+            self._make_dead(lease, offset)
+        elif available_at == -math.inf:
             self.returns.offer(lease, offset)
         else:
-            lease.until = at
-            self._timers.add(at, (offset,))
+            lease.until = available_at
+            self._timers.add(available_at, (offset,))
 
-    def _settle(self, offset: int) -> None:
+    def _forget_message(self, offset: int) -> None:
         table = self.table
         del table.slots[offset]
         table.trim()
@@ -412,5 +412,5 @@ class Leases:
 def _are_consecutive(offsets: Sequence[int]) -> bool:
     """Return whether *offsets* ascend without a gap."""
     first, count = offsets[0], len(offsets)
-    whole = range(first, first + count)
-    return offsets[-1] == whole[-1] and (offsets == whole or list(offsets) == list(whole))
+    expected = range(first, first + count)
+    return offsets[-1] == expected[-1] and (offsets == expected or list(offsets) == list(expected))

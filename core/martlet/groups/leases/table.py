@@ -30,7 +30,17 @@ class Lease:
     changes (``shared``); a message whose state changes gets its own first.
     """
 
-    __slots__ = ("before", "dead", "deliveries", "generation", "holder", "length_s", "settling", "shared", "until")
+    __slots__ = (
+        "dead",
+        "deliveries",
+        "generation",
+        "holder",
+        "length_s",
+        "settling",
+        "shared",
+        "until",
+        "until_before",
+    )
 
     def __init__(
         self,
@@ -51,7 +61,7 @@ class Lease:
         self.dead = False
         # An acknowledgement is in the current commit: only its result or the deadline may change the state now.
         self.settling = False
-        self.before = until  # the deadline without the acknowledgement
+        self.until_before = until  # the deadline without the acknowledgement
 
 
 @final
@@ -180,9 +190,9 @@ class LeaseTable:
     def own(self, lease: Lease, offset: int) -> Lease:
         """Return a lease that only the message at *offset* has."""
         if lease.shared:
-            own = Lease(lease.holder, lease.until, lease.generation, lease.length_s, lease.deliveries)
-            self.slots[offset] = own
-            return own
+            own_lease = Lease(lease.holder, lease.until, lease.generation, lease.length_s, lease.deliveries)
+            self.slots[offset] = own_lease
+            return own_lease
         return lease
 
     def release(self, holder: Hashable, offset: int) -> None:
@@ -225,15 +235,15 @@ class LeaseReturns:
         lease = self._table.slots.get(offset)
         return lease is not None and lease.holder is None and not lease.dead and lease.until == -math.inf
 
-    def run(self, most: int) -> tuple[int, int]:
+    def run(self, count_max: int) -> tuple[int, int]:
         """Return the first offset that `Leases.hand_again` would return, and how many from there without a gap.
 
-        At most *most*, and only messages with the same number of deliveries.
+        At most *count_max*, and only messages with the same number of deliveries.
         """
         slots = self._table.slots
         first = end = self.available[0]
         deliveries = slots[first].deliveries
-        while end - first < most and self.has(end) and slots[end].deliveries == deliveries:
+        while end - first < count_max and self.has(end) and slots[end].deliveries == deliveries:
             end += 1
         return first, end - first
 
@@ -309,10 +319,10 @@ class LeaseTimers:
         """Recreate the timers of *leases* before stale ones outnumber them."""
         if self.count <= STALE_TIMERS_MIN + 2 * len(leases):
             return
-        ends: dict[float, list[int]] = {}
+        offsets_by_end: dict[float, list[int]] = {}
         for offset, lease in leases.items():
             if abs(lease.until) < math.inf:
-                ends.setdefault(lease.until, []).append(offset)
-        self.heap = [(until, tuple(offsets)) for until, offsets in ends.items()]
-        self.count = sum(map(len, ends.values()))
+                offsets_by_end.setdefault(lease.until, []).append(offset)
+        self.heap = [(until, tuple(offsets)) for until, offsets in offsets_by_end.items()]
+        self.count = sum(map(len, offsets_by_end.values()))
         heapq.heapify(self.heap)

@@ -99,8 +99,10 @@ class Finder:
 def choose(result: ReadResult, offsets: Sequence[int], condition: Predicate | None) -> None:
     """Keep in *result* only the messages at *offsets*, which ascend, for which *condition* holds."""
     if condition is not None or offsets[-1] - offsets[0] != len(offsets) - 1:
-        wanted = frozenset(offsets)
-        _keep_only(result, lambda record: record.queue_offset in wanted and (condition is None or condition(record)))
+        offsets_wanted = frozenset(offsets)
+        _keep_only(
+            result, lambda record: record.queue_offset in offsets_wanted and (condition is None or condition(record))
+        )
 
 
 def cut_at(result: ReadResult, end: int) -> None:
@@ -110,8 +112,8 @@ def cut_at(result: ReadResult, end: int) -> None:
         _keep_only(result, lambda record: record.queue_offset < end)
 
 
-def _keep_only(result: ReadResult, wanted: Callable[[RecordView], bool]) -> None:
+def _keep_only(result: ReadResult, is_kept: Callable[[RecordView], bool]) -> None:
     pieces: list[Buffer] = []
     for piece in result.pieces:
-        pieces += [piece[each.start : each.start + each.size] for each in record_views(piece) if wanted(each)]
+        pieces += [piece[each.start : each.start + each.size] for each in record_views(piece) if is_kept(each)]
     result.pieces, result.count, result.size = pieces, len(pieces), sum(map(len, pieces))

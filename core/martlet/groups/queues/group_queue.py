@@ -77,7 +77,7 @@ class GroupQueue:
         self.use(leases)
         self.in_order = False  # whether a member takes its messages in order
         self.is_closed = False
-        self.reader = QueueReader(context.owner.store.readers, self._was_read, RETURNED_AHEAD + 1)
+        self.reader = QueueReader(context.owner.store.readers, self._wake_member, RETURNED_AHEAD + 1)
 
     def use(self, leases: Leases) -> None:
         """Begin with *leases*."""
@@ -93,7 +93,7 @@ class GroupQueue:
         self.early: dict[int, None] = {}
         self.attempt = ""
 
-    def _was_read(self, place: Hashable) -> None:
+    def _wake_member(self, key: Hashable) -> None:
         self.members.wake()
 
     def forget_read(self) -> None:
@@ -110,10 +110,10 @@ class GroupQueue:
         self.due = True
         return True
 
-    def next_found(self, most: int) -> list[int]:
-        """Return the offsets of the next messages that were found, up to *most* that are close to each other."""
+    def next_found(self, count_max: int) -> list[int]:
+        """Return the offsets of the next messages that were found, up to *count_max* that are close to each other."""
         offsets: list[int] = []
-        for offset, _ in islice(self.found, most):
+        for offset, _ in islice(self.found, count_max):
             if offsets and offset > offsets[-1] + NEAR:
                 break
             offsets.append(offset)
@@ -153,19 +153,19 @@ class GroupQueue:
 
     def note_early(self, offsets: Sequence[int]) -> None:
         """Remember the messages among *offsets* that were settled before an earlier message."""
-        low, early = self.leases.table.low, self.early
-        early.update(dict.fromkeys([offset for offset in offsets if offset > low]))
-        for offset in [offset for offset in early if offset < low]:
+        first_unsettled, early = self.leases.table.low, self.early
+        early.update(dict.fromkeys([offset for offset in offsets if offset > first_unsettled]))
+        for offset in [offset for offset in early if offset < first_unsettled]:
             del early[offset]
 
     def account(self) -> None:
         """Count the messages leased and settled since the last call, and commit the group's offset."""
         leases, context = self.leases, self.context
-        size, before = leases.table.size, self.counted
-        if size != before:
+        size, counted_before = leases.table.size, self.counted
+        if size != counted_before:
             self.counted = size
-            context.owner.settled(before - size)
-            if size < leases.table.window <= before:
+            context.owner.settled(counted_before - size)
+            if size < leases.table.window <= counted_before:
                 self.members.wake()
         if leases.table.low != self.low:
             self.low = leases.table.low

@@ -66,19 +66,19 @@ class GroupQueues:
 
     def follow(self, *, new: bool = False) -> None:
         """Use all present queues of the topic; *new*: the group has never consumed it."""
-        context, left = self._context, RESTORED_A_TURN
+        context, leases_left = self._context, RESTORED_A_TURN
         for queue_id in range(context.topic.read_queues):
             if queue_id in self.by_queue or queue_id in self._unopened:
                 continue
-            known = context.owner.notes.stored(context.key(queue_id))
-            if known is None and self._begun_at >= 0:
+            stored = context.owner.notes.stored(context.key(queue_id))
+            if stored is None and self._begun_at >= 0:
                 continue
-            if known is not None and known.leases:
-                if left <= 0:
+            if stored is not None and stored.leases:
+                if leases_left <= 0:
                     self._unopened[queue_id] = None
                     context.owner.alarm(context, -math.inf)
                     continue
-                left -= len(known.leases)
+                leases_left -= len(stored.leases)
             self.open(queue_id, new=new)
 
     def open(self, queue_id: int, *, new: bool = False, first: int = -1) -> GroupQueue:
@@ -143,10 +143,10 @@ class GroupQueues:
             self.newest = max(self.newest, leases.returns.newest)
         if leases.has_dead:
             self.with_dead[queue] = None
-        at = leases.deadline()
-        if at < queue.timer_at:
-            queue.timer_at = at
-            heapq.heappush(self._timers, (at, queue.store_queue.queue_id))
+        check_at = leases.deadline()
+        if check_at < queue.timer_at:
+            queue.timer_at = check_at
+            heapq.heappush(self._timers, (check_at, queue.store_queue.queue_id))
         return is_active
 
     def look_at_all(self) -> None:
@@ -175,9 +175,9 @@ class GroupQueues:
     def take_due(self, now: float) -> Iterator[GroupQueue]:
         """Yield each queue that has a timer up to *now*; the caller activates it, which sets its next timer."""
         while self._timers and self._timers[0][0] <= now:
-            at, queue_id = heapq.heappop(self._timers)
+            check_at, queue_id = heapq.heappop(self._timers)
             queue = self.by_queue.get(queue_id)
-            if queue is not None and at == queue.timer_at:
+            if queue is not None and check_at == queue.timer_at:
                 queue.timer_at = math.inf
                 yield queue
 
@@ -203,16 +203,16 @@ def first_leases(
       reached: the log position to note with the beginning, or -1.
     """
     owner = context.owner
-    known, offset = owner.notes.stored(key), first
+    stored, offset = owner.notes.stored(key), first
     if context.policy is None:
         groups = owner.groups
         if groups.offsets.take_reset(context.group, key.topic, queue.queue_id) >= 0:
-            known = None
+            stored = None
         offset = groups.offsets.get(context.group, key.topic, queue.queue_id)
-    if known is not None and known.next > queue.next_offset:
-        known = None  # the state is of a deleted topic
-    if known is not None:
-        offset = known.low if first >= 0 else max(offset, known.low)
+    if stored is not None and stored.next > queue.next_offset:
+        stored = None  # the state is of a deleted topic
+    if stored is not None:
+        offset = stored.low if first >= 0 else max(offset, stored.low)
     elif offset < 0:
         offset = start(queue) if start is not None else context.topic.beginning_of(queue)
     # A power cut can lose messages whose offsets were committed; later messages get these offsets again.
@@ -223,41 +223,41 @@ def first_leases(
         deliveries_max=context.deliveries_max(),
         lapses_count=context.leaving_counts,
     )
-    if known is not None:
-        restore(context, leases, known, offset)
+    if stored is not None:
+        restore(context, leases, stored, offset)
     else:
         owner.notes.begin(key, offset, reached, context.marks_of(queue.queue_id))
     context.commit_offset(queue.queue_id, leases.table.low)
     return leases
 
 
-def restore(context: GroupContext, leases: Leases, known: GroupQueueState, offset: int) -> None:
+def restore(context: GroupContext, leases: Leases, stored: GroupQueueState, offset: int) -> None:
     """Restore the stored leases from *offset* on."""
     now, now_ms = context.times()
-    for state, offsets in _alike(known.leases, offset):
+    for state, offsets in _group_alike(stored.leases, offset):
         # A clock that was set back must not extend a lease.
-        left_ms = min(max(state.generation + state.duration_ms - now_ms, 0), state.duration_ms)
+        remaining_ms = min(max(state.generation + state.duration_ms - now_ms, 0), state.duration_ms)
         leases.restore(
-            RESTORED, offsets, now + left_ms / 1000, state.deliveries, state.generation, state.duration_ms / 1000
+            RESTORED, offsets, now + remaining_ms / 1000, state.deliveries, state.generation, state.duration_ms / 1000
         )
-    leases.skip_to(known.next)
+    leases.skip_to(stored.next)
     context.owner.unsettled += leases.table.size
     leases.lapse(now, most=LAPSED_AT_START)
     context.owner.alarm(context, -math.inf)
 
 
-def _alike(leases: Mapping[int, LeaseState], first: int) -> Iterator[tuple[LeaseState, list[int]]]:
+def _group_alike(leases: Mapping[int, LeaseState], first: int) -> Iterator[tuple[LeaseState, list[int]]]:
     """Yield leases from offset *first* on in ascending order; consecutive, equal leases are together."""
     offsets: list[int] = []
     state: LeaseState | None = None
     for offset in sorted(leases):
         if offset < first:
             continue
-        each = leases[offset]
-        if each is not state:
+        lease = leases[offset]
+        if lease is not state:
             if state is not None:
                 yield state, offsets
-            state, offsets = each, []
+            state, offsets = lease, []
         offsets.append(offset)
     if state is not None:
         yield state, offsets

@@ -33,9 +33,9 @@ def finds_from(context: GroupContext) -> int:
 
     A new group begins with messages published from now on.
     """
-    known, end = context.owner.notes.stored(context.key(0)), context.owner.store.appended
+    stored, end = context.owner.notes.stored(context.key(0)), context.owner.store.appended
     # After a power cut the log may end earlier.
-    return end if known is None else min(max(known.reached, 0), end)
+    return end if stored is None else min(max(stored.reached, 0), end)
 
 
 @final
@@ -78,9 +78,10 @@ class GroupSource:
             queues.by_queue[0].reached = self._begun_at
             return
         # A queue added while the group was inactive is read from its beginning, as it is for an active group.
-        known = any(context.owner.notes.stored(context.key(each)) for each in range(context.topic.read_queues))
-        committed = context.policy is None and context.owner.groups.offsets.committed(context.group, context.topic.name)
-        queues.follow(new=not (known or committed))
+        is_stored = any(context.owner.notes.stored(context.key(each)) for each in range(context.topic.read_queues))
+        committed = context.owner.groups.offsets.committed
+        has_committed = context.policy is None and committed(context.group, context.topic.name)
+        queues.follow(new=not (is_stored or has_committed))
         self._listen()
 
     def _listen(self) -> None:
@@ -164,8 +165,8 @@ class GroupSource:
             return
         reached, queue = self._reached(self.finder), queues[0]
         store_queues = context.owner.store.queues.topics.get(context.topic.name, {}).values()
-        has_new = any(queue.reached < each.last_end <= reached for each in store_queues)
-        if not has_new and reached - queue.reached <= REACH_BYTES_AT_END:
+        has_advanced = any(queue.reached < each.last_end <= reached for each in store_queues)
+        if not has_advanced and reached - queue.reached <= REACH_BYTES_AT_END:
             return
         if all(notes.is_durable(each.key) for each in queues.values()):
             queue.reached = reached

@@ -57,24 +57,28 @@ class Keepers:
 
     def of(self, key: str, record: RecordView, members: Iterable[T]) -> T | None:
         """Return the member of *members* that gets *record*, which has this key; None if nobody takes it."""
-        able = [member for member in members if member.takes is None or member.takes(record)]
+        takers = [member for member in members if member.takes is None or member.takes(record)]
         slot = crc32(key.encode()) % SLOTS
         for keeper in self._members.get(slot, ()):
-            for member in able:
+            for member in takers:
                 if member is keeper:
                     return member
-        if not able:
+        if not takers:
             return None
-        found = min(able, key=lambda member: self._counts.get(member, 0))
-        self._members.setdefault(slot, []).append(found)
-        self._counts[found] = self._counts.get(found, 0) + 1
-        return found
+        keeper_chosen = min(takers, key=lambda member: self._counts.get(member, 0))
+        self._members.setdefault(slot, []).append(keeper_chosen)
+        self._counts[keeper_chosen] = self._counts.get(keeper_chosen, 0) + 1
+        return keeper_chosen
 
     def forget(self, member: _Keeper) -> None:
         """Free the slots of *member*, which has left."""
         if self._counts.pop(member, 0):
-            left = {slot: [each for each in keepers if each is not member] for slot, keepers in self._members.items()}
-            self._members = {slot: keepers for slot, keepers in left.items() if keepers}
+            for slot, keepers in list(self._members.items()):
+                others = [each for each in keepers if each is not member]
+                if others:
+                    self._members[slot] = others
+                else:
+                    del self._members[slot]
 
 
 def first_taker(record: RecordView, members: Iterable[T]) -> T | None:
