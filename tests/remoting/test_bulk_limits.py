@@ -143,7 +143,7 @@ async def test_records_that_retention_removes_meanwhile_end_the_read(open_harnes
     (first,) = frames(client)
     assert first.boolean("more")
     harness.store.segments.remove_first()
-    harness.store.upkeep.retention._after_removal()
+    harness.store.upkeep.retention._update_after_removal()
     client.handler.collect(1 << 20)
     *rest, last = frames(client)
     assert (last.opaque, last.code, last.boolean("more"), rest) == (opaque, MOVED, False, [])
@@ -163,7 +163,7 @@ async def test_a_read_continues_from_the_cold_tier_to_the_log_without_a_gap(open
     await store.upkeep.checkpointer.checkpoint()
     kept = Kept(store, queue)
     store.segments.remove_first()
-    store.upkeep.retention._after_removal()
+    store.upkeep.retention._update_after_removal()
     assert 4 < queue.first_offset < 190
     store.readers.cold = kept
     assert offsets(await read(harness, ext(topic, 0))) == list(range(200))

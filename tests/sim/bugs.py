@@ -658,7 +658,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     bug(
         "checkpoint claims more than is on disk",
-        (Checkpointer, "_take_checkpoint", _claim_more),
+        (Checkpointer, "_prepare_checkpoint", _claim_more),
         cuts=(Cut.LOST,),
         first=5,
         script=power_cuts,

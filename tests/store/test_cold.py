@@ -53,7 +53,7 @@ async def with_removed(open_store: OpenStore) -> tuple[Store, Queue, Kept]:
     queue = store.queue("T", 0)
     kept = Kept(store, queue)
     store.segments.remove_first()
-    store.upkeep.retention._after_removal()
+    store.upkeep.retention._update_after_removal()
     assert queue.first_offset > 2
     return store, queue, kept
 

@@ -459,7 +459,7 @@ async def rocketmqs(retention: bool, killed: bool) -> tuple[FakeDisk, dict[str, 
     if retention:
         await store.upkeep.checkpointer.checkpoint()
         store.segments.remove_first()
-        store.upkeep.retention._after_removal()
+        store.upkeep.retention._update_after_removal()
         assert store.queue("%LMQ%a", 0).first_offset > 20
     expected = all_of(store)
     await store.close()

@@ -30,7 +30,7 @@ async def filled(open_store: OpenStore) -> Store:
     store.flusher.flush_now()
     await store.upkeep.checkpointer.checkpoint()
     store.segments.remove_first()
-    store.upkeep.retention._after_removal()
+    store.upkeep.retention._update_after_removal()
     return store
 
 

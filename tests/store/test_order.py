@@ -98,7 +98,7 @@ async def test_a_start_that_retention_has_shortened_believes_no_single_record() 
     store.flusher.flush_now()
     await store.upkeep.checkpointer.checkpoint()
     store.segments.remove_first()
-    store.upkeep.retention._after_removal()
+    store.upkeep.retention._update_after_removal()
     queue = store.queue("T", 0)
     first, end = queue.first_offset, queue.next_offset
     assert COUNT < first < end - 3

@@ -197,7 +197,7 @@ async def test_a_rebuild_that_begins_in_the_middle_of_the_log_keeps_what_has_exp
     await store.upkeep.checkpointer.checkpoint()
     first = store.queue("T", 0).first_offset
     store.segments.remove_first()
-    store.upkeep.retention._after_removal()
+    store.upkeep.retention._update_after_removal()
     assert 0 < store.queue("T", 0).stored_from < store.queue("T", 0).first_offset == first
     await store.close()
     for target in ("checkpoint", "consumequeue/T/"):

@@ -56,24 +56,24 @@ class IndexFollower:
         self._names: dict[str, Queue] = {}
         self._waiting: deque[Waiting] = deque()
         self._position = 0  # end of the complete index once nothing waits
-        self._scan = Scan(segments, queues, self._named, keys=self._take_keys)
+        self._scan = Scan(segments, queues, self._name_queue, keys=self._take_keys)
 
     def _take_keys(self, queue: Queue, position: int, store_ms: int, properties: bytes) -> None:
-        """Take a message of the block, for `index`."""
+        """Keep a message of the block for `index`."""
         self._waiting.append((queue, position, -1, store_ms, properties))
 
     def index(self, budget: int) -> bool:
         """Index about *budget* keys; return whether the block is done. Raises `OSError`."""
-        waiting, keys = self._waiting, self.keys
-        while waiting and budget > 0:
-            budget = keys.index(waiting[0], budget)
+        messages, keys = self._waiting, self.keys
+        while messages and budget > 0:
+            budget = keys.index(messages[0], budget)
             if not keys.is_within:
-                waiting.popleft()
-        if not waiting:
+                messages.popleft()
+        if not messages:
             keys.position = self._position
-        return not waiting
+        return not messages
 
-    def _named(self, topic: str, queue_id: int) -> Queue:
+    def _name_queue(self, topic: str, queue_id: int) -> Queue:
         queue = self._names.get(topic)
         if queue is None:
             queue = self._names[topic] = Queue(topic, 0)
@@ -84,20 +84,23 @@ class IndexFollower:
         return self.segments.read(self.keys.position, min(size, end - self.keys.position))
 
     def take(self, data: bytes, end: int, size: int) -> int:
-        """Take the result of `read` for *end* and *size*; return the size to read next, 0 for the default."""
+        """Find the keys in *data*, which `read` returned for *end* and *size*.
+
+        Returns the number of bytes to read next, 0 for the default.
+        """
         begin = self._position = self.keys.position
         segment = self.segments.find(begin)
         if segment is None:
             self._position = end
             return 0
-        done, more = self._scan.take_block(segment, begin, data)
-        if done:
-            self._position += done
-        elif size < more <= end - begin:
-            return more
+        bytes_done, size_needed = self._scan.take_block(segment, begin, data)
+        if bytes_done:
+            self._position += bytes_done
+        elif size < size_needed <= end - begin:
+            return size_needed
         else:
-            found = valid_after(self.segments, begin)
-            self._position = found if 0 <= found < end else end
+            following = valid_after(self.segments, begin)
+            self._position = following if 0 <= following < end else end
         return 0
 
 
@@ -143,7 +146,7 @@ class Indexer:
         if keys.files.slots <= SLOTS_AT_ONCE:
             keys.unchecked.clear()
         self._follower = IndexFollower(self._segments, self._queues, keys)
-        if end - keys.position > FOLLOW_AT_ONCE_BYTES or not self._follow_at_once(self._follower, end):
+        if end - keys.position > FOLLOW_AT_ONCE_BYTES or not self._complete_now(self._follower, end):
             self._behind.set()
 
     # ---- appends
@@ -152,14 +155,14 @@ class Indexer:
         """Accept the records of a commit."""
         keys = self.keys
         if keys is not None and self._follower is None:
-            before = keys.pending_keys
+            keys_before = keys.pending_keys
             keys.accept(appended)
             if keys.pending_keys > UNINDEXED_MAX:
-                self._help(keys, keys.pending_keys - before)
+                self._index_backlog(keys, keys.pending_keys - keys_before)
         self._wakeup.set()
 
-    def _help(self, keys: KeyIndex, appended: int) -> None:
-        """Index slightly more than was *appended*: the backlog shrinks, and no commit pays for all of it."""
+    def _index_backlog(self, keys: KeyIndex, appended: int) -> None:
+        """Index slightly more than was *appended*, so the backlog shrinks and no commit pays for all of it."""
         try:
             keys.drain(min(appended + INDEX_HELP, INDEX_HELP_MAX))
         except OSError as error:
@@ -204,18 +207,18 @@ class Indexer:
         self._wakeup.set()
 
     def _announce(self) -> None:
-        moved, self._moved = self._moved, trio.Event()
-        moved.set()
+        event, self._moved = self._moved, trio.Event()
+        event.set()
 
     async def check(self) -> None:
         """Check in a worker thread whether the files of the key index have lost slots."""
         keys = self.keys
         while keys is not None and keys.unchecked:
             path, used_slots = unchecked = keys.unchecked[-1]
-            whole = await self._disk.off_loop(partial(keys.files.check_slots, path, used_slots))
+            has_all_slots = await self._disk.off_loop(partial(keys.files.check_slots, path, used_slots))
             if unchecked in keys.unchecked:  # not rebuilt meanwhile
                 keys.unchecked.remove(unchecked)
-                if not whole:
+                if not has_all_slots:
                     keys.damaged = True
                     self._wakeup.set()
         self._announce()
@@ -240,7 +243,7 @@ class Indexer:
         Args:
           report: called often with the bytes done, the total bytes, and the entries so far.
         """
-        return self._follower is None or self._follow_at_once(self._follower, self._tail.written, report)
+        return self._follower is None or self._complete_now(self._follower, self._tail.written, report)
 
     async def follow(self) -> None:
         """Complete the key index whenever it is far behind: after a start, or while it is rebuilt; until cancelled."""
@@ -249,17 +252,17 @@ class Indexer:
             await self._behind.wait()
             self._behind = trio.Event()
             if self._follower is not None:
-                await self._follow(self._follower)
+                await self._complete_in_turns(self._follower)
 
-    def _follow_at_once(self, follower: IndexFollower, end: int, report: Progress | None = None) -> bool:
+    def _complete_now(self, follower: IndexFollower, end: int, report: Progress | None = None) -> bool:
         """Complete the key index up to log position *end*; return False if the disk is full."""
-        wanted, begin = FOLLOW_BYTES, follower.keys.position
+        size, begin = FOLLOW_BYTES, follower.keys.position
         try:
             while follower.keys.position < end:
-                more = follower.take(follower.read(end, wanted), end, wanted)
+                size_needed = follower.take(follower.read(end, size), end, size)
                 while not follower.index(WAITING_MAX):
                     pass
-                wanted = more or FOLLOW_BYTES
+                size = size_needed or FOLLOW_BYTES
                 if report is not None:
                     report(follower.keys.position - begin, end - begin, follower.keys.files.total())
         except OSError as error:
@@ -269,8 +272,8 @@ class Indexer:
         self._follower = None
         return True
 
-    async def _follow(self, follower: IndexFollower) -> None:
-        wanted = FOLLOW_BYTES
+    async def _complete_in_turns(self, follower: IndexFollower) -> None:
+        size = FOLLOW_BYTES
         while True:
             end = self._tail.written
             if follower.keys.position >= end:
@@ -278,11 +281,11 @@ class Indexer:
                 self._announce()
                 return
             follower.keys.position = max(follower.keys.position, self._segments.start)
-            data = await self._disk.off_loop(partial(follower.read, end, wanted))
-            more = follower.take(data, end, wanted)
+            data = await self._disk.off_loop(partial(follower.read, end, size))
+            size_needed = follower.take(data, end, size)
             while not await self._index_some(follower):
                 await trio.lowlevel.checkpoint()
-            wanted = more or FOLLOW_BYTES
+            size = size_needed or FOLLOW_BYTES
 
     async def _index_some(self, follower: IndexFollower) -> bool:
         """Index some keys that *follower* has taken; return whether none is left. Waits while the disk is full."""

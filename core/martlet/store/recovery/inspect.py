@@ -127,7 +127,9 @@ def inspect(directory: str, disk: Disk, *, report: Report | None = None) -> Insp
         checkpoint = read_checkpoint(files, f"{directory}/checkpoint")
         clean = stopped_in_order(checkpoint, abort="abort" in names)
         journal = any(name.startswith("queues.") for name in names)
-        walk = LogWalk(segments, bodies=False, groups_from=_judged_from(checkpoint, clean=clean, journal=journal))
+        walk = LogWalk(
+            segments, bodies=False, groups_from=_groups_checked_from(checkpoint, clean=clean, journal=journal)
+        )
         walk.found.stopped_in_order = clean
         walk.run(report)
         return walk.found
@@ -149,7 +151,7 @@ def topics_deleted_since(segments: Segments, position: int) -> set[str]:
     return deleted - {""}
 
 
-def _judged_from(checkpoint: Checkpoint | None, *, clean: bool, journal: bool) -> int:
+def _groups_checked_from(checkpoint: Checkpoint | None, *, clean: bool, journal: bool) -> int:
     """Return the position from which the next start accepts only whole groups of records (`Recovery`)."""
     if clean:
         return NOWHERE
@@ -220,25 +222,25 @@ class LogWalk:
             self.found.segments.append(content)
             position = max(position, segment.start)
             while segment.start <= position < segment.end:
-                position = self._block(segment, content, position)
+                position = self._walk_block(segment, content, position)
                 if report is not None:
                     report(position - segments.start, segments.end - segments.start, self.found.records)
-        self.found.torn_bytes = self._torn()
+        self.found.torn_bytes = self._count_torn_bytes()
 
-    def _block(self, segment: Segment, content: SegmentContent, position: int) -> int:
+    def _walk_block(self, segment: Segment, content: SegmentContent, position: int) -> int:
         """Handle about one block of records from *position* on; return the position to continue at."""
-        room = segment.end - position
+        bytes_left = segment.end - position
         head = self._segments.read(position, FILLER_BYTES)
         if len(head) == FILLER_BYTES:
             size, magic = FILLER.unpack(head)
-            if magic == BLANK_MAGIC and size == room:
+            if magic == BLANK_MAGIC and size == bytes_left:
                 return segment.end
-            if magic in MAGICS and RECORD_BYTES_MIN <= size <= room:
+            if magic in MAGICS and RECORD_BYTES_MIN <= size <= bytes_left:
                 data = self._segments.read(position, max(size, BLOCK_BYTES))
-                return self._records(segment, content, position, data)
+                return self._walk_records(segment, content, position, data)
         return self._skip(position, "no record begins here")
 
-    def _records(self, segment: Segment, content: SegmentContent, position: int, data: bytes) -> int:
+    def _walk_records(self, segment: Segment, content: SegmentContent, position: int, data: bytes) -> int:
         at = 0
         while len(data) - at >= FILLER_BYTES:
             size, magic = FILLER.unpack_from(data, at)
@@ -250,10 +252,10 @@ class LogWalk:
                 return self._skip(position + at, str(error))
             if record.properties.endswith(b"\x00"):
                 return self._skip(position + at, "a record has lost the end of its properties")
-            judged = data[at + MARK_AT] & LAST == FIRST and position + at >= self._groups_from
-            if judged and not may_begin_at(self._segments, segment, position + at):
+            is_group_checked = data[at + MARK_AT] & LAST == FIRST and position + at >= self._groups_from
+            if is_group_checked and not may_begin_at(self._segments, segment, position + at):
                 return self._skip(position + at, "a group of records is incomplete")
-            self._take(content, record)
+            self._add_record(content, record)
             at += size
         return position + at if at else self._skip(position, "a record is cut short")
 
@@ -265,7 +267,7 @@ class LogWalk:
         self.found.damage.append(Damage(position, following, text))
         return following
 
-    def _take(self, content: SegmentContent, record: Record) -> None:
+    def _add_record(self, content: SegmentContent, record: Record) -> None:
         content.records += 1
         content.first_ms = content.first_ms or record.store_ms
         content.last_ms = max(content.last_ms, record.store_ms)
@@ -286,19 +288,19 @@ class LogWalk:
             queue.first_ms = queue.first_ms or record.store_ms
             queue.last_ms = max(queue.last_ms, record.store_ms)
 
-    def _torn(self) -> int:
+    def _count_torn_bytes(self) -> int:
         """Return the number of bytes from the log's end to the last nonzero byte, not counting an end-of-file mark."""
         end = self.found.log_end
         segment = self._segments.find(end)
         if segment is None:
             return 0
-        last = 0
-        for at, data in self._blocks(segment, end):
-            used = len(data.rstrip(b"\x00"))
-            last = at + used if used else last
-        return max(last - end, 0)
+        nonzero_end = 0
+        for at, data in self._read_blocks(segment, end):
+            used_bytes = len(data.rstrip(b"\x00"))
+            nonzero_end = at + used_bytes if used_bytes else nonzero_end
+        return max(nonzero_end - end, 0)
 
-    def _blocks(self, segment: Segment, position: int) -> Iterator[tuple[int, bytes]]:
+    def _read_blocks(self, segment: Segment, position: int) -> Iterator[tuple[int, bytes]]:
         files = self._segments.files
         size = files.size(segment.path)
         at = position - segment.start

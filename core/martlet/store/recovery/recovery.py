@@ -55,7 +55,7 @@ class Recovery:
         self._base = 0
         # Below this, no write was in progress when the last process ended.
         self._durable = 0
-        self._scan = Scan(segments, queues, queues.get, self._note)
+        self._scan = Scan(segments, queues, queues.get, self._apply_note)
         # The position from which the log was read.
         self.start = 0
         self.end = 0
@@ -81,9 +81,9 @@ class Recovery:
         """
         self._torn = not clean
         names: list[str] = []
-        states = self._states(checkpoint, journal)
+        states = self._load_states(checkpoint, journal)
         self.segments.complete()
-        if states is not None and checkpoint is not None and await self._load(states, clean=clean):
+        if states is not None and checkpoint is not None and await self._create_queues(states, clean=clean):
             self.start = checkpoint.position
         elif not self._adopt(checkpoint, journal, clean=clean):
             names = self._start_over(checkpoint, distrust)
@@ -96,10 +96,10 @@ class Recovery:
         self._scan.groups_from = NOWHERE if self._scan.order.foreign else self._scan.torn_from
         await self._read_log(self.start)
         self._scan.order.settle()
-        # Queues whose newest messages, all expired, were lost by damage.
+        # Damage may have lost the newest messages of a queue, all of them expired: never use their offsets again.
         for queue in self.queues.all():
             self._continue_at(queue, queue.expired_to)
-        await self._mend()
+        await self._rebuild_broken()
         if self._scan.order.foreign and self._torn:
             self._cut_queues()
         self._remove_strays()
@@ -109,39 +109,41 @@ class Recovery:
         )
         if self._rebuilding and may_lack_deletion:
             self.unlisted = set(self.queues.topics) - set(names)
-        self._count()
+        self._add_counts()
         self.last_store_ms = self._scan.last_store_ms
         if self._rebuilding or self._base < self.segments.start:
             journal.abandon()
 
-    def _count(self) -> None:
+    def _add_counts(self) -> None:
         self.records += self._scan.records
         self.damaged += self._scan.damaged
 
     # ---- state of the queues
 
-    def _states(self, checkpoint: Checkpoint | None, journal: QueueJournal) -> dict[str, dict[int, QueueState]] | None:
+    def _load_states(
+        self, checkpoint: Checkpoint | None, journal: QueueJournal
+    ) -> dict[str, dict[int, QueueState]] | None:
         """Return the state at the checkpoint; None if there is no reliable one."""
         if checkpoint is None or checkpoint.position < 0:
             return None
         self._durable = checkpoint.position
-        if not self._reaches(checkpoint.position):
+        if not self._log_covers(checkpoint.position):
             return None
         return journal.load(checkpoint)
 
-    def _reaches(self, position: int) -> bool:
+    def _log_covers(self, position: int) -> bool:
         """Return whether the log covers *position*."""
         segments = self.segments
         if not segments.items:
             return position == 0
-        last = segments.items[-1]
-        if position > last.end or position > last.start + segments.files.size(last.path):
+        segment = segments.items[-1]
+        if position > segment.end or position > segment.start + segments.files.size(segment.path):
             logger.error("the log ends before position %d, up to which it was durable; files are missing", position)
-            self._durable = last.start
+            self._durable = segment.start
             return False
         return position >= segments.start
 
-    async def _load(self, states: dict[str, dict[int, QueueState]], *, clean: bool) -> bool:
+    async def _create_queues(self, states: dict[str, dict[int, QueueState]], *, clean: bool) -> bool:
         """Create the queues as at the checkpoint, and check that their files exist.
 
         Returns False if the first offset of a queue cannot be found.
@@ -169,7 +171,7 @@ class Recovery:
                         logger.warning("consume queue %s/%d is missing or damaged at its beginning", topic, queue_id)
                         return False
                 if queue.stored_from == queue.saved:
-                    self._see_files(queue)
+                    self._check_next_file(queue)
                 elif not self.queues.files.whole(queue):
                     self._broken[queue] = None
                 number += 1
@@ -177,14 +179,14 @@ class Recovery:
                     await trio.lowlevel.checkpoint()
         return True
 
-    def _see_files(self, queue: Queue) -> None:
-        """Check a queue's files. An empty queue needs none; without the file of its next entry, start a new one."""
+    def _check_next_file(self, queue: Queue) -> None:
+        """Note whether an empty *queue* has the file of its next entry; otherwise the next write creates it."""
         files = self.queues.files
         at = queue.saved * ENTRY_BYTES
         queue.begins = files.files.disk.path_size(files.path_of(queue, at - at % files.file_bytes)) != files.file_bytes
 
     def _find_first(self, queue: Queue, start: int) -> bool:
-        """Find the first offset of *queue* after retention removed segments that the journal did not know about.
+        """Find the first offset of *queue* in the log from *start* on: retention removed segments after the checkpoint.
 
         Returns False if the remaining files do not show it.
         """
@@ -192,12 +194,12 @@ class Recovery:
             queue.store_from(queue.saved)
             return True
         starts = self.queues.files.starts(queue)
-        known = queue.stored_from
-        low = min(max(known, starts[0] // ENTRY_BYTES if starts else 0), queue.saved)
+        first_known = queue.stored_from
+        low = min(max(first_known, starts[0] // ENTRY_BYTES if starts else 0), queue.saved)
         try:
             queue.store_from(self.queues.first_behind(queue, low, queue.saved, start))
             # Retention keeps the file in which the queue begins; if only newer ones are left, others are missing.
-            return low == known or 0 <= self.queues.checked_position(queue, low) < start
+            return low == first_known or 0 <= self.queues.checked_position(queue, low) < start
         except BlockDamaged:
             return False
 
@@ -206,7 +208,7 @@ class Recovery:
         return not checkpoint.known and not journal.exists()
 
     def _adopt(self, checkpoint: Checkpoint | None, journal: QueueJournal, *, clean: bool) -> bool:
-        """Adopt the queues of a store that only RocketMQ has written; return False if another program has."""
+        """Adopt the queues' files in a store that only RocketMQ has written; return False if that is not possible."""
         if checkpoint is None or not self._is_foreign(checkpoint, journal) or not checkpoint.log_ms:
             return False
         segments = self.segments
@@ -239,18 +241,18 @@ class Recovery:
             files.remove_topic(topic)
         return names
 
-    def _note(self, note: Note, position: int) -> None:
+    def _apply_note(self, note: Note, position: int) -> None:
         """Apply an internal record."""
-        deleted = note.deleted
-        if deleted:
-            gone = self.queues.forget_topic(deleted)
-            for queue in gone:
+        topic_deleted = note.deleted
+        if topic_deleted:
+            queues = self.queues.forget_topic(topic_deleted)
+            for queue in queues:
                 self._broken.pop(queue, None)
-            self.queues.let_go(gone)
-            self._scan.order.forget(deleted, gone)
-            self._scan.forget_topic(deleted)
-            self.queues.files.remove_topic(deleted)
-            self.deleted.append(deleted)
+            self.queues.let_go(queues)
+            self._scan.order.forget(topic_deleted, queues)
+            self._scan.forget_topic(topic_deleted)
+            self.queues.files.remove_topic(topic_deleted)
+            self.deleted.append(topic_deleted)
         for topic, queue_id, offset in note.expired:
             queue = self.queues.get(topic, queue_id)
             queue.expire_to(offset)
@@ -287,12 +289,12 @@ class Recovery:
                 break
             position = following
             scan.save_some(position)
-            self._progress(position - begin, total, scan.records)
+            self._report_progress(position - begin, total, scan.records)
             await trio.lowlevel.checkpoint()
         self._cut(position)
-        self._progress(position - begin, position - begin, scan.records, last=True)
+        self._report_progress(position - begin, position - begin, scan.records, is_last=True)
 
-    async def _mend(self) -> None:
+    async def _rebuild_broken(self) -> None:
         """Rebuild missing parts of queues below the checkpoint."""
         if not self._broken:
             return
@@ -302,7 +304,7 @@ class Recovery:
         begin, end = repair.done
         while repair.step():
             at, _ = repair.done
-            self._progress(at - begin, end - begin, self._scan.records + repair.scan.records)
+            self._report_progress(at - begin, end - begin, self._scan.records + repair.scan.records)
             await trio.lowlevel.checkpoint()
         repair.complete()
         repair.finish()
@@ -311,7 +313,7 @@ class Recovery:
             self.paths |= self.queues.files.complete(queue)
         self.records += repair.scan.records
         self.damaged += repair.scan.damaged
-        self._progress(end - begin, end - begin, self._scan.records + repair.scan.records, last=True)
+        self._report_progress(end - begin, end - begin, self._scan.records + repair.scan.records, is_last=True)
 
     def _remove_strays(self) -> None:
         """Remove files of topics without a queue: left by a crash, or copied back by a person."""
@@ -334,43 +336,45 @@ class Recovery:
     def _cut(self, position: int) -> None:
         """Make *position* the end of the log; nothing after it is valid."""
         segments = self.segments
-        for segment in segments.remove_after(position):
-            logger.warning("segment %s holds no record; removing it", segment.path)
+        for removed in segments.remove_after(position):
+            logger.warning("segment %s holds no record; removing it", removed.path)
         self.end = position
         if not segments.items:
             return
-        last = segments.items[-1]
-        at = position - last.start
-        size = segments.files.size(last.path)
-        if at >= size or segments.files.next_data(last.path, at) >= size:
+        segment = segments.items[-1]
+        at = position - segment.start
+        size = segments.files.size(segment.path)
+        if at >= size or segments.files.next_data(segment.path, at) >= size:
             return
-        garbage = self._garbage(last, position)
-        if garbage and not self._torn:
+        garbage_bytes = self._count_garbage(segment, position)
+        if garbage_bytes and not self._torn:
             # No write was in progress at an orderly shutdown, so these bytes were a record.
-            self.end = position + garbage
+            self.end = position + garbage_bytes
             self._scan.damage(position, self.end)
-        elif garbage:
-            self.cut_bytes = garbage
-            logger.warning("the log ends at position %d with %d bytes of no record; removing them", position, garbage)
-            segments.files.clear(last.path, at)
+        elif garbage_bytes:
+            self.cut_bytes = garbage_bytes
+            logger.warning(
+                "the log ends at position %d with %d bytes of no record; removing them", position, garbage_bytes
+            )
+            segments.files.clear(segment.path, at)
 
-    def _garbage(self, segment: Segment, position: int) -> int:
+    def _count_garbage(self, segment: Segment, position: int) -> int:
         """Return the number of bytes from *position* to the last nonzero one."""
         files = self.segments.files
         size = files.size(segment.path)
         at = position - segment.start
-        last = 0
+        nonzero_end = 0
         while (at := files.next_data(segment.path, at)) < size:
             data = files.read(segment.path, BLOCK_BYTES, at)
-            used = len(data.rstrip(b"\x00"))
-            last = max(last, at + used - (position - segment.start)) if used else last
+            used_bytes = len(data.rstrip(b"\x00"))
+            nonzero_end = max(nonzero_end, at + used_bytes - (position - segment.start)) if used_bytes else nonzero_end
             at += len(data)
-        return last
+        return nonzero_end
 
-    def _progress(self, done: int, total: int, records: int, *, last: bool = False) -> None:
+    def _report_progress(self, bytes_done: int, total: int, records: int, *, is_last: bool = False) -> None:
         if self._report is None:
             return
         now = trio.current_time()
-        if last or now - self._reported >= REPORT_SECONDS:
+        if is_last or now - self._reported >= REPORT_SECONDS:
             self._reported = now
-            self._report(done, max(total, done), records)
+            self._report(bytes_done, max(total, bytes_done), records)

@@ -69,46 +69,54 @@ class Repair:
         self._at = end
         self._want = BLOCK_BYTES
         self._saved_records = 0
-        self.scan = Scan(segments, Queues(queues.files), lambda topic, queue_id: None, self._note)
+        self.scan = Scan(segments, Queues(queues.files), lambda topic, queue_id: None, self._apply_note)
 
     # ---- finding damage
 
     def prepare(self) -> None:
         """Check every block of every queue, and find the ranges of the log to read."""
         for queue in self.wanted:
-            part = self._part_of(queue)
+            part = self._find_damage(queue)
             if part is not None:
                 self.parts.append(part)
         if not self.parts:
             return
-        self._say()
+        self._log_damage()
         self._at = min(part.low for part in self.parts)
-        by_place = {(part.queue.topic, part.queue.queue_id): part.scratch for part in self.parts}
+        scratch_queues = {(part.queue.topic, part.queue.queue_id): part.scratch for part in self.parts}
         self.scan = Scan(
-            self._segments, self.scan.queues, lambda topic, queue_id: by_place.get((topic, queue_id)), self._note
+            self._segments,
+            self.scan.queues,
+            lambda topic, queue_id: scratch_queues.get((topic, queue_id)),
+            self._apply_note,
         )
         self.scan.limit = max(part.high for part in self.parts)
         for part in self.parts:
             part.scratch.begin_at(part.start)
             part.scratch.begins = False
-            part.scratch.mark = part.start, self._crc_before(part)
+            part.scratch.mark = part.start, self._write_blanks(part)
             self.scan.queues.topics.setdefault(part.queue.topic, {})[part.queue.queue_id] = part.scratch
 
-    def _part_of(self, queue: Queue) -> _Part | None:
+    def _find_damage(self, queue: Queue) -> _Part | None:
+        """Return the part of *queue* from its first to its last damaged block; None if all blocks are intact."""
         mark = queue.mark
-        entries = self.queues.files.block_entries
-        first = queue.stored_from
-        numbers = range(first // entries, -(-mark[0] // entries)) if mark[0] > first else range(0)
-        bad = [number for number in numbers if not self._holds(queue, number)]
-        if not bad:
+        block_entries = self.queues.files.block_entries
+        first_offset = queue.stored_from
+        blocks = (
+            range(first_offset // block_entries, -(-mark[0] // block_entries)) if mark[0] > first_offset else range(0)
+        )
+        bad_blocks = [block for block in blocks if not self._is_intact(queue, block)]
+        if not bad_blocks:
             return None
-        start = max(bad[0] * entries, first)
-        end = min((bad[-1] + 1) * entries, mark[0])
-        low = self._segments.start if bad[0] == numbers[0] else self._last_end(queue, start - 1, first)
-        high = self._end if bad[-1] == numbers[-1] else self._position(queue, end)
+        start = max(bad_blocks[0] * block_entries, first_offset)
+        end = min((bad_blocks[-1] + 1) * block_entries, mark[0])
+        low = (
+            self._segments.start if bad_blocks[0] == blocks[0] else self._end_of_record(queue, start - 1, first_offset)
+        )
+        high = self._end if bad_blocks[-1] == blocks[-1] else self._position_at(queue, end)
         return _Part(queue, start, end, low, high, mark)
 
-    def _holds(self, queue: Queue, number: int) -> bool:
+    def _is_intact(self, queue: Queue, number: int) -> bool:
         try:
             data = self.queues.load_block(queue, number)
         except BlockDamaged:
@@ -116,28 +124,28 @@ class Repair:
         # A file is missing; without a CRC there is no other sign of damage.
         return bool(data)
 
-    def _entry(self, queue: Queue, offset: int) -> tuple[int, int]:
+    def _read_entry(self, queue: Queue, offset: int) -> tuple[int, int]:
         data = self.queues.files.read(queue, offset, 1)
         if len(data) < ENTRY_BYTES:
             return 0, BLANK_SIZE
         position, size, _ = ENTRY.unpack(data)
         return position, size
 
-    def _last_end(self, queue: Queue, offset: int, first: int) -> int:
+    def _end_of_record(self, queue: Queue, offset: int, first_offset: int) -> int:
         """Return the end of the newest record at or before *offset*, whose block is intact."""
-        while offset >= first and offset >= 0:
-            position, size = self._entry(queue, offset)
+        while offset >= first_offset and offset >= 0:
+            position, size = self._read_entry(queue, offset)
             if size != BLANK_SIZE:
                 return max(position + size, self._segments.start)
             offset -= 1
         return self._segments.start
 
-    def _position(self, queue: Queue, offset: int) -> int:
+    def _position_at(self, queue: Queue, offset: int) -> int:
         """Return the log position in the entry at *offset*, whose block is intact, or of the record lost there."""
-        return self._entry(queue, offset)[0]
+        return self._read_entry(queue, offset)[0]
 
-    def _crc_before(self, part: _Part) -> int:
-        """Return the CRC of the blanks before *part* in its first block, which are written here."""
+    def _write_blanks(self, part: _Part) -> int:
+        """Write blanks before *part* into its first block, and return their CRC."""
         entries = self.queues.files.block_entries
         block_start = part.start - part.start % entries
         if part.start == block_start:
@@ -153,7 +161,7 @@ class Repair:
     def _write(self, queue: Queue) -> set[str]:
         return Queues(self.queues.files).save(queue, NOWHERE)
 
-    def _say(self) -> None:
+    def _log_damage(self) -> None:
         count = len(self.parts)
         if count > NAMED_MAX:
             logger.warning("%d consume queues are missing or damaged; rebuilding them from the log", count)
@@ -184,17 +192,17 @@ class Repair:
         if not self.parts or self._at >= self.scan.limit:
             return False
         position, self._want = self.scan.step(self._at, self._want)
-        save = self.scan.records - self._saved_records >= UNSAVED_RECORDS_MAX
+        must_save = self.scan.records - self._saved_records >= UNSAVED_RECORDS_MAX
         for part in self.parts:
-            self._clamp(part, save=save)
-        if save:
+            self._clamp(part, must_save=must_save)
+        if must_save:
             self._saved_records = self.scan.records
         if position < 0:
             return False
         self._at = position
         return True
 
-    def _clamp(self, part: _Part, *, save: bool) -> None:
+    def _clamp(self, part: _Part, *, must_save: bool) -> None:
         """Write nothing after the end of *part*: later entries belong to another part or to an earlier topic."""
         scratch = part.scratch
         scratch.begins = False
@@ -202,21 +210,21 @@ class Repair:
             if scratch.next_offset > part.end:
                 self.scan.queues.rewind(scratch, part.end)
             self.scan.ignore(scratch)
-        if save and scratch.dirty:
+        if must_save and scratch.dirty:
             self.scan.queues.save(scratch, NOWHERE)
 
     @property
     def done(self) -> tuple[int, int]:
-        """The log position reached, and the position where the repair ends."""
+        """The log position up to which the log was read, and the position where the repair ends."""
         return self._at, self.scan.limit
 
-    def _note(self, note: Note, position: int) -> None:
+    def _apply_note(self, note: Note, position: int) -> None:
         """Restart a deleted topic at 0. Other notes add nothing: the bounds of these queues are known."""
-        again = [part for part in self.parts if part.queue.topic == note.deleted]
-        if again:
-            self.scan.order.forget(note.deleted, [part.scratch for part in again])
+        deleted_parts = [part for part in self.parts if part.queue.topic == note.deleted]
+        if deleted_parts:
+            self.scan.order.forget(note.deleted, [part.scratch for part in deleted_parts])
             self.scan.forget_topic(note.deleted)
-        for part in again:
+        for part in deleted_parts:
             part.scratch.begin_at(0)
             part.scratch.begins = False
 
@@ -229,9 +237,9 @@ class Repair:
             if scratch.next_offset > part.end:
                 self.scan.queues.rewind(scratch, part.end)
             elif scratch.next_offset < part.end:
-                before = max(scratch.last_end, part.low)
-                scratch.add_holes(part.end - scratch.next_offset, before)
-                scratch.last_end = before
+                position = max(scratch.last_end, part.low)
+                scratch.add_holes(part.end - scratch.next_offset, position)
+                scratch.last_end = position
             self.paths |= self.scan.queues.save(scratch, NOWHERE)
             files = self.queues.files
             self.paths |= {
@@ -246,9 +254,10 @@ class Repair:
     def finish(self) -> None:
         """Use the rebuilt blocks everywhere from now on."""
         for part in self.parts:
-            self._take_over(part)
+            self._replace_crcs(part)
 
-    def _take_over(self, part: _Part) -> None:
+    def _replace_crcs(self, part: _Part) -> None:
+        """Give the queue of *part* the CRCs of the rebuilt blocks, and read these blocks from their files again."""
         queue, scratch = part.queue, part.scratch
         entries = self.queues.files.block_entries
         base, crcs = queue.blocks
@@ -260,10 +269,10 @@ class Repair:
         self.queues.forget_blocks(queue)
         if part.end == part.mark[0] and part.end % entries and scratch.mark[1] != part.mark[1]:
             block_start = part.end - part.end % entries
-            self._recover_running(queue, block_start)
+            self._renew_last_crc(queue, block_start)
         self.queues.note_change(queue)
 
-    def _recover_running(self, queue: Queue, block_start: int) -> None:
+    def _renew_last_crc(self, queue: Queue, block_start: int) -> None:
         """Update the CRC of the last block, whose entries have changed."""
         entries = self.queues.files.block_entries
         count = min(queue.saved - block_start, entries)
@@ -355,22 +364,22 @@ class Repairs:
     def repair_now(self, queue: Queue) -> None:
         """As `repair`, but blocking."""
         self._wanted[queue] = None
-        work = self._new_repair()
+        repair = self._new_repair()
         try:
-            self._run_now(work)
+            self._run_now(repair)
         except OSError as error:
             raise self._admission.refuse(error) from error
 
-    def _run_now(self, work: Repair) -> None:
+    def _run_now(self, repair: Repair) -> None:
         try:
-            work.run()
+            repair.run()
         except OSError as error:
-            instead = self._new_memory_repair(work.wanted, error)
-            if not instead.run():
+            memory_repair = self._new_memory_repair(repair.wanted, error)
+            if not memory_repair.run():
                 raise
-            instead.finish()
+            memory_repair.finish()
         else:
-            self._finish(work)
+            self._finish(repair)
 
     def want_rebuilt(self) -> None:
         """Once there is space again, write blocks that were rebuilt only in memory to their files."""
@@ -389,23 +398,23 @@ class Repairs:
         async with self.lock:
             if queue not in self._wanted:
                 return  # another task did it meanwhile
-            work = self._new_repair()
+            repair = self._new_repair()
             with trio.CancelScope(shield=True):
                 try:
-                    await self._disk.off_loop(work.run)
+                    await self._disk.off_loop(repair.run)
                 except OSError as error:
-                    instead = self._new_memory_repair(work.wanted, error)
-                    if not await self._disk.off_loop(instead.run):
+                    memory_repair = self._new_memory_repair(repair.wanted, error)
+                    if not await self._disk.off_loop(memory_repair.run):
                         raise
-                    instead.finish()
+                    memory_repair.finish()
                 else:
-                    self._finish(work)
+                    self._finish(repair)
 
     def _new_repair(self) -> Repair:
         wanted, self._wanted = self._wanted, {}
         # Do not recreate the files of a deleted topic.
-        live = [queue for queue in wanted if self._queues.find(queue.topic, queue.queue_id) is queue]
-        return Repair(self._segments, self._queues, live, self._flusher.durable)
+        existing = [queue for queue in wanted if self._queues.find(queue.topic, queue.queue_id) is queue]
+        return Repair(self._segments, self._queues, existing, self._flusher.durable)
 
     def _new_memory_repair(self, wanted: list[Queue], error: OSError) -> MemoryRepair:
         """Return a repair whose result goes to the files later; raise *error* again unless the disk is full."""
@@ -415,7 +424,7 @@ class Repairs:
         self._wakeup.set()
         return MemoryRepair(self._segments, self._queues, wanted, self._flusher.durable)
 
-    def _finish(self, work: Repair) -> None:
-        work.finish()
-        self.paths |= work.paths
+    def _finish(self, repair: Repair) -> None:
+        repair.finish()
+        self.paths |= repair.paths
         self._wakeup.set()

@@ -94,27 +94,28 @@ class Scan:
     def step(self, position: int, want: int) -> tuple[int, int]:
         """Handle about a block of the log from *position* on.
 
-        Returns the position to continue at, -1 at the end of the log, and the number of bytes to read there.
+        Returns the position to continue at and the number of bytes to read there. At the end of the log these are -1
+        and the end's position, which is 0 if no segment has *position*.
         """
         segment = self.segments.find(position)
         if segment is None:
             return -1, 0
-        done, more = self.take_block(segment, position, self.segments.read(position, want))
-        position += done
-        if done and more >= 0:
-            return position, max(BLOCK_BYTES, more)
-        if more > want:  # a record longer than a block
-            return position, more
+        bytes_done, size_needed = self.take_block(segment, position, self.segments.read(position, want))
+        position += bytes_done
+        if bytes_done and size_needed >= 0:
+            return position, max(BLOCK_BYTES, size_needed)
+        if size_needed > want:  # a record longer than a block
+            return position, size_needed
         if position >= self.limit:
             return position, BLOCK_BYTES  # its write may be in progress
         if position >= self.groups_from and lacks_magic(self.segments, segment, position):
             self.segments.files.write(segment.path, MAGIC_BYTE, position + MAGIC_AT - segment.start)
             return position, BLOCK_BYTES
-        found = valid_after(self.segments, position, self.groups_from, self._void_record)
-        if found < 0:
+        following = valid_after(self.segments, position, self.groups_from, self._void_record)
+        if following < 0:
             return -1, position
-        self.damage(position, found)
-        return found, BLOCK_BYTES
+        self.damage(position, following)
+        return following, BLOCK_BYTES
 
     def save_some(self, position: int) -> None:
         """Write entries to files before they use much memory."""
@@ -133,62 +134,62 @@ class Scan:
     def take_block(self, segment: Segment, position: int, data: bytes) -> tuple[int, int]:
         """Handle the records of *data*, which begins at *position*.
 
-        Returns the number of bytes handled, and why it stopped: the size of a record or of more of a group that is
-        longer than the rest of *data*, 0 at the end of the segment, or -1 at bytes that are no record.
+        Returns the number of bytes handled, and a number that says why no more were: the bytes to read if *data* ends
+        within a record or a group, 0 at the end of the segment, or -1 at bytes that are no record.
         """
         at = 0
         end = len(data)
-        room = segment.end - position
+        bytes_left = segment.end - position
         records = self.records
         try:
             while True:
                 if end - at < FILLER_BYTES:
                     return at, (FILLER_BYTES if position + end < segment.end and at else -1)
                 size, magic = FILLER.unpack_from(data, at)
-                if magic == BLANK_MAGIC and at + size == room:
-                    return room, 0
-                if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > room:
+                if magic == BLANK_MAGIC and at + size == bytes_left:
+                    return bytes_left, 0
+                if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > bytes_left:
                     return at, -1
                 if at + size > end:
                     return at, (size if position + end < segment.end else -1)
                 if data[at + MARK_AT] & LAST == FIRST and position + at >= self.groups_from:
-                    whole = whole_group(data, at, room, position)
-                    if not whole:
+                    group_bytes = whole_group(data, at, bytes_left, position)
+                    if not group_bytes:
                         return at, 2 * (end - at)
-                    if whole < 0:
+                    if group_bytes < 0:
                         self._void_record(position + at)
                         return at, -1
-                if not self._take(data, at, size, position + at, magic):
+                if not self._add_record(data, at, size, position + at, magic):
                     return at, -1
                 records += 1
                 at += size
-                if at == room:
+                if at == bytes_left:
                     return at, 0
         finally:
             self.records = records
 
-    def _take(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
+    def _add_record(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
         """Add the record at *at* to its queue or to the key index; return False if it is damaged.
 
-        The fast path, for usual records; all others are passed to `_take_any`.
+        This is the fast path, for usual records; `_add_any_record` handles all others.
         """
-        _, _, crc, queue_id, offset, said, sys_flag, store_ms, body_bytes = NARROW.unpack_from(data, at)
+        _, _, crc, queue_id, offset, stored_position, sys_flag, store_ms, body_bytes = NARROW.unpack_from(data, at)
         if magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_bytes <= size - RECORD_BYTES_MIN:
-            return self._take_any(data, at, size, position, magic)
+            return self._add_any_record(data, at, size, position, magic)
         end = at + size
         topic_at = at + HEAD_BYTES + body_bytes
         topic_end = topic_at + 1 + data[topic_at]
         if (
-            said != position
+            stored_position != position
             or topic_end + 2 > end
             or topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) != end
         ):
-            return self._take_any(data, at, size, position, magic)
+            return self._add_any_record(data, at, size, position, magic)
         may_have_crc = data[end - 12] == MARK_LAST or data[end - RECORD_CRC_BYTES] == MARK_FIRST
         if crc32(data[at + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc or (
             may_have_crc and not record_crc_holds(data, at, end)
         ):
-            return self._take_any(data, at, size, position, magic)
+            return self._add_any_record(data, at, size, position, magic)
         of_topic = self._by_topic.get(data[topic_at + 1 : topic_end])
         queue = of_topic.get(queue_id) if of_topic is not None else None
         properties = data[topic_end + 2 : end]
@@ -200,7 +201,7 @@ class Scan:
             or position >= self.limit
             or not 0 <= store_ms < STORE_MS_END
         ):
-            return self._take_any(data, at, size, position, magic)
+            return self._add_any_record(data, at, size, position, magic)
         if self.keys is not None:
             self.keys(queue, position, store_ms, properties)
         elif offset == queue.next_offset and properties.find(MULTI) < 0:
@@ -210,19 +211,19 @@ class Scan:
             if not queue.dirty:
                 self.queues.touch(queue)
         else:
-            return self._take_any(data, at, size, position, magic)
+            return self._add_any_record(data, at, size, position, magic)
         if store_ms > self.last_store_ms:
             self.last_store_ms = store_ms
         return True
 
-    def _take_any(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
-        """As `_take`, for records of any kind."""
-        _, _, crc, queue_id, _, offset, said, sys_flag, _ = START.unpack_from(data, at)
+    def _add_any_record(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
+        """As `_add_record`, for records of any kind."""
+        _, _, crc, queue_id, _, offset, stored_position, sys_flag, _ = START.unpack_from(data, at)
         end = at + size
-        parts = part_offsets(data, at, end, magic, sys_flag)
-        if said != position or parts is None:
+        offsets = part_offsets(data, at, end, magic, sys_flag)
+        if stored_position != position or offsets is None:
             return False
-        body_at, topic_at, properties_at = parts
+        body_at, topic_at, properties_at = offsets
         body = data[body_at : topic_at - (2 if magic == MAGIC_V2 else 1)]
         if body and crc32(body) & 0x7FFFFFFF != crc:
             return False
@@ -238,7 +239,7 @@ class Scan:
             return False
         if position >= self.limit:
             return True
-        self._dispatch(topic, queue_id, offset, position, size, sys_flag, body, properties, store_ms)
+        self._add_to_queues(topic, queue_id, offset, position, size, sys_flag, body, properties, store_ms)
         return True
 
     def _void_record(self, position: int) -> None:
@@ -247,7 +248,7 @@ class Scan:
         if segment is not None and self.torn_from <= position:
             self.segments.files.write(segment.path, bytes(4), position + MAGIC_AT - segment.start)
 
-    def _dispatch(
+    def _add_to_queues(
         self,
         topic: bytes,
         queue_id: int,
@@ -276,14 +277,14 @@ class Scan:
                 self.keys(queue, position, store_ms, properties)
             return
         if queue is not None:
-            self._enter(queue, offset, position, size, properties, store_ms)
+            self._add_entry(queue, offset, position, size, properties, store_ms)
         if properties.find(MULTI) >= 0:
             for name, light_offset in light_places(topic, properties):
                 queue = self._queue_of(name, 0, position)
                 if queue is not None:
-                    self._enter(queue, light_offset, position, size, properties, store_ms)
+                    self._add_entry(queue, light_offset, position, size, properties, store_ms)
 
-    def _enter(self, queue: Queue, offset: int, position: int, size: int, properties: bytes, store_ms: int) -> None:
+    def _add_entry(self, queue: Queue, offset: int, position: int, size: int, properties: bytes, store_ms: int) -> None:
         """Set the entry at *offset* of *queue* to the record at *position*."""
         dispatch = queue.dispatcher
         code = self._codes.of(properties) if dispatch is None else dispatch(properties, store_ms)
@@ -307,8 +308,8 @@ class Scan:
         if not name or "/" in name or name in (".", "..") or queue_id < 0:
             self.lost(position)
             return None
-        found = of_topic[queue_id] = self._find(name, queue_id)
-        return found
+        queue = of_topic[queue_id] = self._find(name, queue_id)
+        return queue
 
     def forget_topic(self, topic: str) -> None:
         """Look up the queues of *topic* again."""

@@ -56,16 +56,16 @@ def fit_sizes(directory: str, config: StoreConfig, disk: Disk) -> StoreConfig:
             fitted = replace(fitted, index_slots=slots, index_entries=entries)
     finally:
         files.close()
-    for key, what in (
+    for key, kind in (
         ("segment_bytes", "log"),
         ("queue_file_entries", "consume queues"),
         ("index_slots", "key index"),
         ("index_entries", "key index"),
     ):
-        found, said = getattr(fitted, key), getattr(config, key)
-        if found != said:
+        size, configured = getattr(fitted, key), getattr(config, key)
+        if size != configured:
             text = "the files of the %s were made with store.%s = %d, which stays so; the configuration says %d"
-            logger.warning(text, what, key, found, said)
+            logger.warning(text, kind, key, size, configured)
     return fitted
 
 
@@ -79,10 +79,10 @@ def _queue_entries(directory: str, entries: int, disk: Disk) -> int:
     if not total or sizes[entries * ENTRY_BYTES] * 2 >= total:
         return entries
     size, count = sizes.most_common(1)[0]
-    found, rest = divmod(size, ENTRY_BYTES)
-    if rest or count * 2 <= total or (count == 1 and found < LONE_ENTRIES_MIN):
+    file_entries, extra_bytes = divmod(size, ENTRY_BYTES)
+    if extra_bytes or count * 2 <= total or (count == 1 and file_entries < LONE_ENTRIES_MIN):
         return entries
-    return found
+    return file_entries
 
 
 def _queue_sizes(directory: str, disk: Disk) -> Iterator[int]:
@@ -98,26 +98,26 @@ def _queue_sizes(directory: str, disk: Disk) -> Iterator[int]:
 
 def _index_sizes(directory: str, config: StoreConfig, disk: Disk, files: Files) -> tuple[int, int]:
     """Return slots and entries of an index file; those of *config* if the files do not show them."""
-    usual = config.index_slots, config.index_entries
+    configured = config.index_slots, config.index_entries
     paths = [f"{directory}/{name}" for name in disk.names(directory) if is_index_name(name)]
     sizes = Counter(size for path in paths if (size := disk.path_size(path)) > 0)
-    if not sizes or _size_of(*usual) in sizes:
-        return usual
+    if not sizes or _file_bytes(*configured) in sizes:
+        return configured
     size, count = sizes.most_common(1)[0]
     if count * 2 <= sizes.total():
-        return usual
+        return configured
     has_content = False
     for path in paths:
-        if disk.path_size(path) == size and (count := _count_in(path, files)) > 1:
+        if disk.path_size(path) == size and (count := _next_entry_number(path, files)) > 1:
             has_content = True
-            found = _find_sizes(path, size, count, config, files)
-            if found is not None:
-                return found
+            slots_and_entries = _find_sizes(path, size, count, config, files)
+            if slots_and_entries is not None:
+                return slots_and_entries
     # Content that matches no sizes is damaged, and so may be the size.
-    return usual if has_content else next(_possible_sizes(size, config), usual)
+    return configured if has_content else next(_possible_sizes(size, config), configured)
 
 
-def _count_in(path: str, files: Files) -> int:
+def _next_entry_number(path: str, files: Files) -> int:
     """Return the number of the next entry in the index file at *path*; 1 or less if it has none."""
     header = files.read(path, HEADER.size, 0)
     return HEADER.unpack(header)[-1] if len(header) == HEADER.size else 0
@@ -125,18 +125,18 @@ def _count_in(path: str, files: Files) -> int:
 
 def _possible_sizes(size: int, config: StoreConfig) -> Iterator[tuple[int, int]]:
     """Yield the possible numbers of slots and entries of an index file of *size* bytes, the likeliest first."""
-    rest = size - HEADER.size
+    content_bytes = size - HEADER.size
     for slots in (
-        rest // (SLOT_BYTES + ITEMS_OF_A_SLOT * ITEM_BYTES),
+        content_bytes // (SLOT_BYTES + ITEMS_OF_A_SLOT * ITEM_BYTES),
         config.index_slots,
-        (rest - config.index_entries * ITEM_BYTES) // SLOT_BYTES,
+        (content_bytes - config.index_entries * ITEM_BYTES) // SLOT_BYTES,
     ):
-        entries, odd = divmod(rest - slots * SLOT_BYTES, ITEM_BYTES)
-        if slots > 0 and entries > 1 and not odd:
+        entries, extra_bytes = divmod(content_bytes - slots * SLOT_BYTES, ITEM_BYTES)
+        if slots > 0 and entries > 1 and not extra_bytes:
             yield slots, entries
 
 
-def _size_of(slots: int, entries: int) -> int:
+def _file_bytes(slots: int, entries: int) -> int:
     return HEADER.size + slots * SLOT_BYTES + entries * ITEM_BYTES
 
 
@@ -146,41 +146,41 @@ def _find_sizes(path: str, size: int, count: int, config: StoreConfig, files: Fi
     The size gives only the sum of both. The begin of the entries shows in the file: each entry names its slot.
     """
     *_, last_position, _, _ = HEADER.unpack(files.read(path, HEADER.size, 0))
-    rest = size - HEADER.size
+    content_bytes = size - HEADER.size
     for slots, entries in _possible_sizes(size, config):
-        if _is_index(path, size, slots, count, files):
+        if _fits_slots(path, size, slots, count, files):
             return slots, entries
-    for at in _places_of(path, POSITION.pack(last_position), size, files):
+    for at in _find_bytes(path, POSITION.pack(last_position), size, files):
         # The position is in the second field of the newest entry.
         slots = (at - 4 - (count - 1) * ITEM_BYTES - HEADER.size) // SLOT_BYTES
-        if _is_index(path, size, slots, count, files):
-            return slots, (rest - slots * SLOT_BYTES) // ITEM_BYTES
+        if _fits_slots(path, size, slots, count, files):
+            return slots, (content_bytes - slots * SLOT_BYTES) // ITEM_BYTES
     return None
 
 
-def _is_index(path: str, size: int, slots: int, count: int, files: Files) -> bool:
+def _fits_slots(path: str, size: int, slots: int, count: int, files: Files) -> bool:
     """Return whether the file can have *slots* slots: its first entries are in their slots' chains."""
-    rest = size - HEADER.size - slots * SLOT_BYTES
-    if slots <= 0 or rest <= 0 or rest % ITEM_BYTES or rest // ITEM_BYTES < count:
+    entries_bytes = size - HEADER.size - slots * SLOT_BYTES
+    if slots <= 0 or entries_bytes <= 0 or entries_bytes % ITEM_BYTES or entries_bytes // ITEM_BYTES < count:
         return False
-    checked = range(1, min(count, ITEMS_CHECKED + 1))
-    data = files.read(path, len(checked) * ITEM_BYTES, HEADER.size + slots * SLOT_BYTES + ITEM_BYTES)
-    for number in checked:
-        code, position, _, before = ITEM.unpack_from(data, (number - 1) * ITEM_BYTES)
-        (newest,) = SLOT.unpack(files.read(path, SLOT_BYTES, HEADER.size + code % slots * SLOT_BYTES))
-        if code < 0 or position < 0 or not 0 <= before < number <= newest < count:
+    numbers = range(1, min(count, ITEMS_CHECKED + 1))
+    data = files.read(path, len(numbers) * ITEM_BYTES, HEADER.size + slots * SLOT_BYTES + ITEM_BYTES)
+    for number in numbers:
+        code, position, _, previous = ITEM.unpack_from(data, (number - 1) * ITEM_BYTES)
+        (newest_number,) = SLOT.unpack(files.read(path, SLOT_BYTES, HEADER.size + code % slots * SLOT_BYTES))
+        if code < 0 or position < 0 or not 0 <= previous < number <= newest_number < count:
             return False
-    return bool(checked)
+    return bool(numbers)
 
 
-def _places_of(path: str, wanted: bytes, size: int, files: Files) -> Iterator[int]:
-    """Yield where the file at *path* has the bytes *wanted*."""
-    at, before = HEADER.size, b""
+def _find_bytes(path: str, needle: bytes, size: int, files: Files) -> Iterator[int]:
+    """Yield each position in the file at *path* where the bytes *needle* begin."""
+    at, kept_bytes = HEADER.size, b""
     while (at := files.next_data(path, at)) < size:
-        data = before + files.read(path, SEARCHED_AT_ONCE, at)
-        place = data.find(wanted)
-        while place >= 0:
-            yield at - len(before) + place
-            place = data.find(wanted, place + 1)
-        at += len(data) - len(before)
-        before = data[-len(wanted) + 1 :]
+        data = kept_bytes + files.read(path, SEARCHED_AT_ONCE, at)
+        found_at = data.find(needle)
+        while found_at >= 0:
+            yield at - len(kept_bytes) + found_at
+            found_at = data.find(needle, found_at + 1)
+        at += len(data) - len(kept_bytes)
+        kept_bytes = data[-len(needle) + 1 :]

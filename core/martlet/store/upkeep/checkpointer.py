@@ -104,10 +104,10 @@ class Checkpointer:
 
     def distrust(self, checkpoint: Checkpoint | None, *, clean: bool) -> None:
         """Invalidate the checkpoint, so that the next start rebuilds all queues if this one does not complete."""
-        before = checkpoint or Checkpoint()
-        position = max(before.position, self._segments.start)
-        changed = replace(before, position=position, journal_generation=NO_JOURNAL, orderly=clean)
-        write_checkpoint(self._files, f"{self._directory}/checkpoint", changed)
+        known = checkpoint or Checkpoint()
+        position = max(known.position, self._segments.start)
+        invalid = replace(known, position=position, journal_generation=NO_JOURNAL, orderly=clean)
+        write_checkpoint(self._files, f"{self._directory}/checkpoint", invalid)
 
     async def repair_all(self) -> None:
         """Check every block of every queue and the key index, and rebuild damaged ones.
@@ -125,29 +125,29 @@ class Checkpointer:
         """Write entries and keys to their files and make checkpoints while messages are appended; until cancelled."""
         interval = self._config.persist_interval_ms / 1000
         checkpoint_seconds = self._config.checkpoint_interval_ms / 1000
-        last = trio.current_time()
+        last_checkpoint = trio.current_time()
         while True:
             await self._wakeup.wait()
             await trio.sleep(interval)
             try:
                 await self._mend()
                 await self._indexer.drain()
-                few = len(self._queues.dirty) <= SAVE_OFTEN_MAX
-                if few:
+                are_few = len(self._queues.dirty) <= SAVE_OFTEN_MAX
+                if are_few:
                     async with self._repairs.lock:
                         await self._save_queues(self._flusher.durable)
-                grown = few and self._flusher.durable - self.checkpointed >= self._config.checkpoint_bytes
-                if grown or self.owes_checkpoint or trio.current_time() - last >= checkpoint_seconds:
+                has_grown = are_few and self._flusher.durable - self.checkpointed >= self._config.checkpoint_bytes
+                if has_grown or self.owes_checkpoint or trio.current_time() - last_checkpoint >= checkpoint_seconds:
                     await self.checkpoint()
-                    last = trio.current_time()
+                    last_checkpoint = trio.current_time()
             except OSError as error:
                 if not is_full(error):
                     raise self._flusher.fail(error) from error
                 self._admission.refuse_full(error)
-            if self._unfinished():
+            if self._has_work():
                 self._wakeup.set()
 
-    def _unfinished(self) -> bool:
+    def _has_work(self) -> bool:
         return (
             bool(self._queues.dirty or self._deleted or self.owes_checkpoint or self._queues.rebuilt)
             or self.checkpointed < self._tail.written
@@ -193,27 +193,27 @@ class Checkpointer:
                 return
             position = self._flusher.durable
             await self._save_queues(position)
-            whole = self.journal.outgrown
-            parts: list[bytes] = []
+            is_new_journal = self.journal.outgrown
+            changes: list[bytes] = []
             try:
-                for part in self._journal_parts(whole=whole):
-                    parts.append(part)
+                for entries in self._encode_journal(whole=is_new_journal):
+                    changes.append(entries)
                     await trio.lowlevel.checkpoint()
             except trio.Cancelled:
-                # The changes are known only from `parts`.
+                # The changes are known only from *changes*.
                 self.journal.abandon()
                 raise
-            due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
-            work = self._take_checkpoint(position, parts, whole=whole, with_index=due)
-            # Shielded: the files to sync are known only from `work`.
+            is_index_due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
+            write_all = self._prepare_checkpoint(position, changes, whole=is_new_journal, with_index=is_index_due)
+            # Shielded: the files to sync are known only from `write_all`.
             with trio.CancelScope(shield=True):
-                await self._files.disk.off_loop(work)
+                await self._files.disk.off_loop(write_all)
             if self._queues.files.left:
                 await self._files.disk.off_loop(self._queues.files.remove_left)
         self.checkpointed = max(self.checkpointed, position)
         self.owes_checkpoint = False
 
-    def _journal_parts(self, *, whole: bool) -> Iterator[bytes]:
+    def _encode_journal(self, *, whole: bool) -> Iterator[bytes]:
         """Encode the changes for the journal, in parts of less than a millisecond each.
 
         Appends continue meanwhile; they do not change files. A topic deleted meanwhile goes into the next journal
@@ -225,39 +225,42 @@ class Checkpointer:
         deletions = self._deleted.take_unjournaled()
         if whole:
             # The files of queues deleted while entries were being saved still exist.
-            changed = chain(_each(list(queues.topics.values())), self._deleted.queues_with_files())
+            changed = chain(_each_queue(list(queues.topics.values())), self._deleted.queues_with_files())
         elif deletions:
             yield b"".join(map(encode_deletion, deletions))
         start = -1 if self._first_offsets.is_behind else self._segments.start
-        while part := list(islice(changed, JOURNAL_BATCH)):
-            for queue in part:
+        while batch := list(islice(changed, JOURNAL_BATCH)):
+            for queue in batch:
                 queue.changed = False
-            known = [queue for queue in part if queue.saved or queue.noted >= 0]
-            yield b"".join([encode_queue(queue, start, whole=whole) for queue in known])
+            stored = [queue for queue in batch if queue.saved or queue.noted >= 0]
+            yield b"".join([encode_queue(queue, start, whole=whole) for queue in stored])
 
-    def _take_checkpoint(
-        self, position: int, journal: list[bytes], *, whole: bool, with_index: bool, orderly: bool = False
+    def _prepare_checkpoint(
+        self, position: int, changes: list[bytes], *, whole: bool, with_index: bool, orderly: bool = False
     ) -> Callable[[], None]:
-        """Return the blocking part of a checkpoint at *position*; all entries before it are in their files."""
+        """Return a function that writes a checkpoint at *position*, and blocks; all entries before it are in files.
+
+        The journal gets *changes*; with *whole* these are all queues, for a new file.
+        """
         keys = self._indexer.keys if with_index else None
         if keys is not None:
             try:
                 keys.active.save_entries()
             except OSError:
-                # The changes are known only from *journal*.
+                # The changes are known only from *changes*.
                 self.journal.abandon()
                 raise
         paths, self._dirty_paths, self._repairs.paths = self._dirty_paths | self._repairs.paths, set(), set()
         directories, self._queues.files.new_directories = self._queues.files.new_directories, set()
         newest_ms = self._committer.last_store_ms
-        made = Checkpoint(newest_ms, newest_ms, newest_ms, position=position)
-        made.confirmed_position = position
-        made.orderly = orderly
-        parts: list[tuple[int, bytes]] = []
+        checkpoint = Checkpoint(newest_ms, newest_ms, newest_ms, position=position)
+        checkpoint.confirmed_position = position
+        checkpoint.orderly = orderly
+        slot_changes: list[tuple[int, bytes]] = []
         index_path = ""
-        before = self._indexer.saved, self._index_saved_at
+        saved_before = self._indexer.saved, self._index_saved_at
         if keys is not None:
-            parts = keys.active.take_slots()
+            slot_changes = keys.active.take_slots()
             index_path = keys.active.item.path if keys.active.item is not None else ""
             self._indexer.saved = min(keys.position, position), keys.files.total(), keys.files.headers_crc()
             self._index_saved_at = trio.current_time()
@@ -267,27 +270,27 @@ class Checkpointer:
                 directories.add(keys.files.directory)
                 keys.files.new_names = False
             keys.saving = True
-        made.index_position, made.index_entries, made.index_crc = self._indexer.saved
+        checkpoint.index_position, checkpoint.index_entries, checkpoint.index_crc = self._indexer.saved
 
-        def work() -> None:
+        def write_all() -> None:
             try:
                 self._sync_all(paths, directories)
-                if keys is not None and index_path and parts:
-                    keys.active.write_slots(index_path, parts)
-                self.journal.write([part for part in journal if part], whole=whole, into=made)
-                write_checkpoint(self._files, f"{self._directory}/checkpoint", made)
+                if keys is not None and index_path and slot_changes:
+                    keys.active.write_slots(index_path, slot_changes)
+                self.journal.write([entries for entries in changes if entries], whole=whole, into=checkpoint)
+                write_checkpoint(self._files, f"{self._directory}/checkpoint", checkpoint)
                 if whole:
                     self.journal.remove_others()
             except OSError:
                 # The next checkpoint writes everything to a new journal.
                 self.journal.abandon()
-                self._indexer.saved, self._index_saved_at = before
+                self._indexer.saved, self._index_saved_at = saved_before
                 raise
             finally:
                 if keys is not None:
                     keys.saving = False
 
-        return work
+        return write_all
 
     def _sync_all(self, paths: set[str], directories: set[str]) -> None:
         try:
@@ -324,19 +327,20 @@ class Checkpointer:
             self._dirty_paths |= self._queues.save(queue, position)
         while self._first_offsets.advance(1 << 20):
             pass
-        whole = self.journal.outgrown
-        parts = list(self._journal_parts(whole=whole))
-        self._take_checkpoint(position, parts, whole=whole, with_index=True, orderly=orderly)()
+        is_new_journal = self.journal.outgrown
+        changes = list(self._encode_journal(whole=is_new_journal))
+        self._prepare_checkpoint(position, changes, whole=is_new_journal, with_index=True, orderly=orderly)()
         self.checkpointed = position
 
 
-def _each(tables: list[dict[int, Queue]]) -> Iterator[Queue]:
+def _each_queue(tables: list[dict[int, Queue]]) -> Iterator[Queue]:
     """Yield the queues of *tables*, which may grow meanwhile."""
     for of_topic in tables:
         yield from list(of_topic.values())
 
 
 def _write_unsaved(queues: Queues, unsaved: list[Unsaved]) -> set[str]:
+    """Write the entries of several queues to their files, and return the paths to sync; blocking."""
     paths: set[str] = set()
     for each in unsaved:
         paths |= queues.write_unsaved(each)

@@ -33,17 +33,17 @@ class DeletedTopics:
 
     def take(self, limit: int) -> list[str]:
         """Return the topics whose deletion is durable, below *limit*; the caller must remove their files."""
-        due = [(topic, queues) for end, topic, queues in self._waiting if end <= limit]
+        durable = [(topic, queues) for end, topic, queues in self._waiting if end <= limit]
         self._waiting = [item for item in self._waiting if item[0] > limit]
-        for topic, queues in due:
+        for topic, queues in durable:
             self._queues.let_go(queues)
             self.unjournaled.append(topic)
-        return [topic for topic, _ in due]
+        return [topic for topic, _ in durable]
 
     def take_unjournaled(self) -> list[str]:
         """Return the deletions that are not in the journal; the caller must write them."""
-        taken, self.unjournaled = self.unjournaled, []
-        return taken
+        topics, self.unjournaled = self.unjournaled, []
+        return topics
 
     def queues_with_files(self) -> list[Queue]:
         """Return the queues of topics whose files were not removed yet."""

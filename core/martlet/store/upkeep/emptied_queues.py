@@ -38,40 +38,40 @@ class EmptiedQueues:
 
     async def note(self, end: int) -> None:
         """Note the queues that the removal of everything before *end* empties; wait until that is durable."""
-        if not self._begin(end):
+        if not self._may_empty(end):
             return
-        for queues in self._left_empty(end):
-            self._write(queues)
+        for queues in self._find_emptied(end):
+            self._write_note(queues)
             await trio.lowlevel.checkpoint()
         await self._flusher.wait_durable(self._tail.written)
         self.noted_to = end
 
     def note_now(self, end: int) -> None:
         """Like `note`, but blocking and complete on return."""
-        if not self._begin(end):
+        if not self._may_empty(end):
             return
-        for queues in self._left_empty(end):
-            self._write(queues)
+        for queues in self._find_emptied(end):
+            self._write_note(queues)
         self._flusher.flush_now()
         if self._flusher.durable >= self._tail.written:
             self.noted_to = end
 
-    def _begin(self, end: int) -> bool:
+    def _may_empty(self, end: int) -> bool:
         """Return whether there may be something to note before *end*."""
         if self._flusher.failed is not None or (end <= self.noted_to and not self.owes_note):
             return False
         self.owes_note = False
         return True
 
-    def _left_empty(self, end: int) -> Iterator[list[Queue]]:
+    def _find_emptied(self, end: int) -> Iterator[list[Queue]]:
         """Return the queues that had records or a note, but have neither at or after log position *end*."""
         queues = self._queues.all()
         for at in range(0, len(queues), NOTED_A_TURN):
-            part = queues[at : at + NOTED_A_TURN]
-            used = [queue for queue in part if queue.next_offset or queue.noted >= 0]
-            yield [queue for queue in used if queue.last_end <= end and queue.noted < end]
+            batch = queues[at : at + NOTED_A_TURN]
+            known = [queue for queue in batch if queue.next_offset or queue.noted >= 0]
+            yield [queue for queue in known if queue.last_end <= end and queue.noted < end]
 
-    def _write(self, queues: list[Queue]) -> None:
+    def _write_note(self, queues: list[Queue]) -> None:
         try:
             if queues:
                 self._notes.note_offsets(queues)

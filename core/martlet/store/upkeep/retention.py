@@ -82,7 +82,7 @@ class Retention:
         # Segments removed early that no warning has named yet: their number, the path of the newest, the time before
         # which all of their records were stored, and the disk usage; then the time of the next warning on trio's clock.
         self._early = 0, "", 0, 0.0
-        self._early_said_from = 0.0
+        self._early_warning_at = 0.0
         # Called before anything is removed.
         self.keeper: Keeper | None = None
 
@@ -92,8 +92,8 @@ class Retention:
         while True:
             try:
                 if self.keeper is not None:
-                    await self.keeper.release(self._wanted_end())
-                await self._emptied.note(self._wanted_end())
+                    await self.keeper.release(self._removable_end())
+                await self._emptied.note(self._removable_end())
                 self.look()
                 while self._first_offsets.advance(ADVANCED_A_TURN):
                     await trio.lowlevel.checkpoint()
@@ -106,45 +106,46 @@ class Retention:
         self.space.measure()
         self._first_offsets.retry_stuck()
         self.age.check_clock()
-        self._emptied.note_now(self._wanted_end())
+        self._emptied.note_now(self._removable_end())
         self._remove_old()
         self._warn_of_early()
         self.space.admit_or_refuse()
 
-    def _wanted_end(self) -> int:
+    def _removable_end(self) -> int:
         """Return the log position before which segments may be removed now."""
         items = self._segments.items
         ends = [segment.end for segment in items[: min(BATCH, len(items) - 1)]]
         is_forced = self.space.is_very_short
-        wanted = ends[-1] if ends and self._removal_is_due() and (is_forced or self.age.past_due_ms() > 0) else 0
-        return max(wanted, self._segments.start) if self._emptied.owes_note else wanted
+        end = ends[-1] if ends and self._is_removal_due() and (is_forced or self.age.past_due_ms() > 0) else 0
+        return max(end, self._segments.start) if self._emptied.owes_note else end
 
-    def _removal_is_due(self) -> bool:
+    def _is_removal_due(self) -> bool:
         return self.space.is_short or self.age.is_the_hour
 
     def _remove_old(self) -> None:
-        forced = self.space.is_very_short
-        if not self._removal_is_due():
+        """Remove a batch of segments that are old enough or for which there is no space, the oldest first."""
+        is_forced = self.space.is_very_short
+        if not self._is_removal_due():
             return
-        removed, used_ratio = 0, self.space.used_ratio
-        while removed < BATCH and self._may_go(forced):
+        count, used_ratio = 0, self.space.used_ratio
+        while count < BATCH and self._may_remove_first(is_forced):
             is_early, stored_ms = self.age.past_due_ms() <= 0, self.age.stored_ms()
-            gone = self._segments.remove_first()
-            logger.info("segment %s was removed (disk usage %.0f %%)", gone.path, used_ratio * 100)
-            removed += 1
+            segment = self._segments.remove_first()
+            logger.info("segment %s was removed (disk usage %.0f %%)", segment.path, used_ratio * 100)
+            count += 1
             if is_early:
                 self.removed_early += 1
-                self._early = self._early[0] + 1, gone.path, stored_ms, used_ratio
-        if removed:
-            self._after_removal()
+                self._early = self._early[0] + 1, segment.path, stored_ms, used_ratio
+        if count:
+            self._update_after_removal()
 
     def _warn_of_early(self) -> None:
         """Log which segments were removed before their time: consumers may not have read their messages."""
         count, path, stored_ms, used_ratio = self._early
         now = trio.current_time()
-        if not count or now < self._early_said_from:
+        if not count or now < self._early_warning_at:
             return
-        self._early, self._early_said_from = (0, "", 0, 0.0), now + EARLY_WARNING_S
+        self._early, self._early_warning_at = (0, "", 0, 0.0), now + EARLY_WARNING_S
         segments = f"{count} segments up to {path} were" if count > 1 else f"segment {path} was"
         logger.warning(
             "%s removed before store.file_reserved_hours (%d) because the disk is %.0f %% full, and "
@@ -157,7 +158,7 @@ class Retention:
             datetime.fromtimestamp(stored_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         )
 
-    def _may_go(self, forced: bool) -> bool:
+    def _may_remove_first(self, is_forced: bool) -> bool:
         """Return whether the oldest segment is old enough; never true for the active one or beyond the checkpoint.
 
         A start finds the end of a queue in its entries. If neither entries nor records were on disk, an empty queue
@@ -165,12 +166,12 @@ class Retention:
         """
         if len(self._segments.items) < 2:
             return False
-        covered = min(self._checkpointer.checkpointed, self._emptied.noted_to)
+        removable_end = min(self._checkpointer.checkpointed, self._emptied.noted_to)
         if self.keeper is not None:
-            covered = min(covered, self.keeper.released)
-        return self._segments.items[0].end <= covered and (forced or self.age.may_go())
+            removable_end = min(removable_end, self.keeper.released)
+        return self._segments.items[0].end <= removable_end and (is_forced or self.age.may_go())
 
-    def _after_removal(self) -> None:
+    def _update_after_removal(self) -> None:
         start = self._segments.start
         self._pages.drop_before(start)
         self._segments.files.disk.sync_directory(self._segments.directory)

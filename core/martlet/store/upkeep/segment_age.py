@@ -64,8 +64,8 @@ class SegmentAge:
         return datetime.fromtimestamp(self._clock.now_ms() / 1000).hour in self._hours()
 
     def _hours(self) -> set[int]:
-        parts = self.config.delete_when.split(";")
-        return {int(part) for part in map(str.strip, parts) if part.isdecimal()}
+        texts = self.config.delete_when.split(";")
+        return {int(text) for text in map(str.strip, texts) if text.isdecimal()}
 
     def may_go(self) -> bool:
         """Return whether the oldest segment is old enough; if it is overdue, the caller must then remove it."""

@@ -123,12 +123,12 @@ class TopicRetention:
                 self.hours_max,
                 hours,
             )
-        before = self._hours.get(topic, 0)
+        hours_before = self._hours.get(topic, 0)
         if not hours:
             self._forget(topic)
-        elif hours != before:
+        elif hours != hours_before:
             self._hours[topic] = hours
-            if not loaded and not 0 < before < hours:
+            if not loaded and not 0 < hours_before < hours:
                 self._new.add(topic)
             self._changed.set()
 
@@ -160,9 +160,9 @@ class TopicRetention:
         Raises `NotReady`, and `Refused` if the disk is full.
         """
         for at in range(0, len(queues), QUEUES_A_TURN):
-            part = queues[at : at + QUEUES_A_TURN]
-            self._notes.note_expiries([(queue.topic, queue.queue_id, queue.next_offset) for queue in part])
-            for queue in part:
+            batch = queues[at : at + QUEUES_A_TURN]
+            self._notes.note_expiries([(queue.topic, queue.queue_id, queue.next_offset) for queue in batch])
+            for queue in batch:
                 end = (yield from self._end_before(queue, queue.next_offset)) or queue.last_end
                 queue.expire_to(queue.next_offset)
                 self._queues.note_change(queue)
@@ -191,17 +191,17 @@ class TopicRetention:
             expiries: list[Expiry] = []
             for topic, hours in list(self._hours.items()):
                 try:
-                    expiries += await self._expiries(topic, hours)
+                    expiries += await self._find_expired(topic, hours)
                 except OSError as error:
                     logger.warning("messages of topic %s expire later: %s", topic, error)
             await self._expire(expiries)
 
-    async def _expiries(self, topic: str, hours: int) -> list[Expiry]:
+    async def _find_expired(self, topic: str, hours: int) -> list[Expiry]:
         """Return the expired messages of *topic*, by queue."""
         is_new = topic in self._new and not self._age.overdue_ms
         now_ms = self._clock.now_ms()
         cutoff_ms = now_ms - hours * HOUR_MS
-        old: list[Queue] = []
+        queues_to_expire: list[Queue] = []
         overdue_ms = 0
         expiries: list[Expiry] = []
         knows_end = topic in self._removed_to
@@ -210,39 +210,39 @@ class TopicRetention:
             if not number % QUEUES_A_TURN:
                 await trio.lowlevel.checkpoint()
             if not knows_end and queue.expired_to > queue.stored_from:
-                expiries.append(await self._expiry(queue, queue.expired_to))
+                expiries.append(await self._make_expiry(queue, queue.expired_to))
             if queue.first_offset < self._readers.end_offset(queue):
-                oldest_ms = await self._oldest_ms(queue, now_ms)
+                oldest_ms = await self._find_oldest_ms(queue, now_ms)
                 if oldest_ms < cutoff_ms:
-                    old.append(queue)
+                    queues_to_expire.append(queue)
                     overdue_ms = max(overdue_ms, cutoff_ms - oldest_ms if oldest_ms else 0)
-        share = self._share(topic, hours, overdue_ms, is_new=is_new)
+        share = self._share_to_expire(topic, hours, overdue_ms, is_new=is_new)
         self._new.discard(topic)
-        for queue in old:
-            first = await self._finish(self._first_kept(queue, cutoff_ms, now_ms))
-            if first < 0 and is_new:
+        for queue in queues_to_expire:
+            end = await self._run_steps(self._find_first_kept(queue, cutoff_ms, now_ms))
+            if end < 0 and is_new:
                 self._new.add(topic)
-            first = queue.first_offset + round((first - queue.first_offset) * share)
-            if first > queue.first_offset:
-                expiries.append(await self._expiry(queue, first))
+            end = queue.first_offset + round((end - queue.first_offset) * share)
+            if end > queue.first_offset:
+                expiries.append(await self._make_expiry(queue, end))
         return expiries
 
-    async def _oldest_ms(self, queue: Queue, now_ms: int) -> int:
+    async def _find_oldest_ms(self, queue: Queue, now_ms: int) -> int:
         """Return the store time of the oldest message of *queue*; 0 if it is not plausible."""
-        first = queue.first_offset
+        first_offset = queue.first_offset
         offset, known_ms = self._oldest.get(queue, NOTHING_KNOWN)
-        if offset == first:
+        if offset == first_offset:
             return known_ms
-        stored_ms = await self._finish(self._lookup.store_ms_at(queue, first))
+        stored_ms = await self._run_steps(self._lookup.store_ms_at(queue, first_offset))
         if not known_ms <= stored_ms <= now_ms:
             return 0
-        self._oldest[queue] = first, stored_ms
+        self._oldest[queue] = first_offset, stored_ms
         return stored_ms
 
-    async def _expiry(self, queue: Queue, first: int) -> Expiry:
-        return Expiry(queue, first, await self._finish(self._end_before(queue, first)))
+    async def _make_expiry(self, queue: Queue, end_offset: int) -> Expiry:
+        return Expiry(queue, end_offset, await self._run_steps(self._end_before(queue, end_offset)))
 
-    async def _finish(self, steps: Steps[int]) -> int:
+    async def _run_steps(self, steps: Steps[int]) -> int:
         """Run *steps*, one slice a turn of the event loop; return -1 if a damaged block must be rebuilt first."""
         await trio.lowlevel.checkpoint()
         try:
@@ -267,7 +267,7 @@ class TopicRetention:
 
     # ---- ages
 
-    def _first_kept(self, queue: Queue, cutoff_ms: int, now_ms: int) -> Steps[int]:
+    def _find_first_kept(self, queue: Queue, cutoff_ms: int, now_ms: int) -> Steps[int]:
         """Return the first offset of *queue* that was stored at or after *cutoff_ms*.
 
         A message without a plausible time is as old as the next later message with one.
@@ -276,7 +276,7 @@ class TopicRetention:
         _, since_ms = self._oldest.get(queue, NOTHING_KNOWN)
         while low < high:
             middle = (low + high) // 2
-            stored_ms = yield from self._time_from(queue, middle, high, since_ms, now_ms)
+            stored_ms = yield from self._find_plausible_ms(queue, middle, high, since_ms, now_ms)
             if budget.is_over():
                 yield
             if 0 <= stored_ms < cutoff_ms:
@@ -285,7 +285,7 @@ class TopicRetention:
                 high = middle
         return low
 
-    def _time_from(self, queue: Queue, offset: int, end: int, since_ms: int, now_ms: int) -> Steps[int]:
+    def _find_plausible_ms(self, queue: Queue, offset: int, end: int, since_ms: int, now_ms: int) -> Steps[int]:
         """Return the store time of *offset*, or of a later message if that time is before *since_ms* or in the future.
 
         Returns -1 if there is none before *end*.
@@ -300,8 +300,8 @@ class TopicRetention:
             step *= 2
         return -1
 
-    def _share(self, topic: str, hours: int, overdue_ms: int, *, is_new: bool) -> float:
-        """Return the part of the overdue messages that may expire now: 1.0, unless they are overdue for too long."""
+    def _share_to_expire(self, topic: str, hours: int, overdue_ms: int, *, is_new: bool) -> float:
+        """Return the share of the overdue messages that may expire now: 1.0, unless they are overdue for too long."""
         if overdue_ms <= OVERDUE_HOURS * HOUR_MS or is_new:
             self._overdue.pop(topic, None)
             return 1.0
@@ -314,61 +314,61 @@ class TopicRetention:
                 span(overdue_ms),
                 hours,
             )
-        began, last = self._overdue.get(topic, (now, now))
+        began, last_sweep = self._overdue.get(topic, (now, now))
         self._overdue[topic] = began, now
-        left_s = began + hours * 3600 - last
-        return (now - last) / left_s if now - last < left_s else 1.0
+        left_s = began + hours * 3600 - last_sweep
+        return (now - last_sweep) / left_s if now - last_sweep < left_s else 1.0
 
     # ---- expiry
 
     async def _expire(self, expiries: Sequence[Expiry]) -> None:
         """Write *expiries* into the log, and advance the queues once the note is durable."""
-        wanted = {
+        first_offsets = {
             **self._unnoted,
             **{each.queue: each.first for each in expiries if each.first > each.queue.expired_to},
         }
         try:
-            await self._note(list(wanted.items()))
+            await self._write_note(list(first_offsets.items()))
             self._unnoted = {}
         except Refused as refused:
             # They expire anyway, and again after a rebuild.
-            self._unnoted = wanted
-            logger.warning("that messages of %d queues have expired is noted later; %s", len(wanted), refused)
+            self._unnoted = first_offsets
+            logger.warning("that messages of %d queues have expired is noted later; %s", len(first_offsets), refused)
         counts: dict[str, int] = {}
-        for number, (queue, first, end) in enumerate(expiries, 1):
+        for number, (queue, first_offset, end) in enumerate(expiries, 1):
             if self._is_alive(queue):
-                counts[queue.topic] = counts.get(queue.topic, 0) + max(first - queue.first_offset, 0)
-                queue.expire_to(first)
+                counts[queue.topic] = counts.get(queue.topic, 0) + max(first_offset - queue.first_offset, 0)
+                queue.expire_to(first_offset)
                 self._queues.note_change(queue)
                 self._removed_to[queue.topic] = max(self._removed_to.get(queue.topic, 0), end)
             if not number % QUEUES_A_TURN:
                 await trio.lowlevel.checkpoint()
         for topic, count in counts.items():
             self.expired_messages += count
-            self._say(topic, count)
+            self._log_expired(topic, count)
 
-    async def _note(self, firsts: Sequence[tuple[Queue, int]]) -> None:
+    async def _write_note(self, first_offsets: Sequence[tuple[Queue, int]]) -> None:
         """Write the first offsets of queues into the log, and wait until they are durable.
 
         Raises:
           Refused: the disk is full.
         """
-        for at in range(0, len(firsts), QUEUES_A_TURN):
-            alive = [each for each in firsts[at : at + QUEUES_A_TURN] if self._is_alive(each[0])]
-            self._notes.note_expiries([(queue.topic, queue.queue_id, first) for queue, first in alive])
+        for at in range(0, len(first_offsets), QUEUES_A_TURN):
+            existing = [each for each in first_offsets[at : at + QUEUES_A_TURN] if self._is_alive(each[0])]
+            self._notes.note_expiries([(queue.topic, queue.queue_id, first_offset) for queue, first_offset in existing])
             await trio.lowlevel.checkpoint()
-        if firsts:
+        if first_offsets:
             await self._flusher.wait_durable(self._tail.written)
 
     def _is_alive(self, queue: Queue) -> bool:
         return self._queues.find(queue.topic, queue.queue_id) is queue
 
-    def _say(self, topic: str, count: int) -> None:
+    def _log_expired(self, topic: str, count: int) -> None:
         """Log the number of messages of *topic* that have expired, at intervals."""
-        before, at = self._said.get(topic, (0, 0.0))
-        count, now = before + count, trio.current_time()
-        if count and now >= at:
+        uncounted, next_line = self._said.get(topic, (0, 0.0))
+        count, now = uncounted + count, trio.current_time()
+        if count and now >= next_line:
             hours = self._hours.get(topic, 0)
             logger.info("%d messages of topic %s are older than %d hours and have expired", count, topic, hours)
-            count, at = 0, now + SAID_S
-        self._said[topic] = count, at
+            count, next_line = 0, now + SAID_S
+        self._said[topic] = count, next_line
