@@ -71,8 +71,8 @@ async def test_lost_messages_of_a_queue_are_passed_over_and_are_no_damage() -> N
     send(store, "A", "a2")
     send(store, "B", *(f"b{number}" for number in range(20)))
     order = follow(store, "A", "B")
-    assert order._look()
-    taken = order._take()
+    assert order._load_next()
+    taken = order._next_entries()
     assert [size == BLANK_SIZE for _, size, _ in taken[:5]] == [False, True, True, True, False]
     run = order._read_far(taken)
     order._advance(taken, run)
@@ -86,8 +86,8 @@ async def test_records_before_the_start_of_the_log_are_not_read() -> None:
     store = await open_store(disk, segment_bytes=4096)
     send(store, "A", *(f"{number:0100d}" for number in range(60)))
     order = follow(store, "A")
-    assert order._look()
-    taken = order._take()
+    assert order._load_next()
+    taken = order._next_entries()
     start = store.segments.items[1].start
     store.segments.remove_first()
     run = order._read_far(taken)

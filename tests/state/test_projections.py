@@ -118,7 +118,7 @@ async def test_what_is_read_while_its_topic_is_deleted_comes_through_a_light_que
     store.committer.commit()
     for topic in ("A", "B", "%LMQ%x"):
         order.add(store.queue(topic, 0))
-    taken = order._look() and order._take()
+    taken = order._load_next() and order._next_entries()
     assert taken
     run = order._read_far(taken)
     order.remove_topic("A")  # as if its deletion came while a thread read

@@ -118,7 +118,7 @@ class SessionExpiry:
         refused: Counter[str] = Counter()
         budget = Budget(LOOK_US)
         now_ms = self._clock.now_ms()
-        allowed, overdue = self._overdue_allowed(), 0
+        allowed, overdue = self._count_overdue_allowed(), 0
         for key in self._table:
             ends_ms = self._table.ends_ms(key)
             if key not in self._live.by_key and 0 <= ends_ms <= now_ms:
@@ -130,7 +130,7 @@ class SessionExpiry:
                 yield
         self._note_overdue(overdue - min(allowed, overdue))
         for key, session in list(self._live.by_key.items()):
-            self._look_at(key, session, refused)
+            self._note_progress(key, session, refused)
             if budget.is_over():
                 yield
         for reason, count in refused.items():
@@ -154,7 +154,7 @@ class SessionExpiry:
             refused[str(error)] += 1
         return len(state.data)
 
-    def _look_at(self, key: str, session: Session, refused: Counter[str]) -> None:
+    def _note_progress(self, key: str, session: Session, refused: Counter[str]) -> None:
         """Note the progress of a client, or that it left; drop a detached session whose last note was lost."""
         self._writer.find_lost()
         if self._live.by_key.get(key) is not session:
@@ -173,7 +173,7 @@ class SessionExpiry:
         except Refused as error:
             refused[str(error)] += 1
 
-    def _overdue_allowed(self) -> int:
+    def _count_overdue_allowed(self) -> int:
         """Return the number of overdue sessions that may end now."""
         if not self._overdue:
             return 0

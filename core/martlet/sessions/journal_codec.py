@@ -229,11 +229,11 @@ class SessionState:
         """
         if kind == DATA and arguments[1] != crc32(self.data):
             return
-        before, at = self.number, POSITION_AT.get(kind)
-        if at is not None:
-            arguments = [*arguments[:at], self.position, *arguments[at + 1 :]]
+        number_before, position_index = self.number, POSITION_AT.get(kind)
+        if position_index is not None:
+            arguments = [*arguments[:position_index], self.position, *arguments[position_index + 1 :]]
         self.change(kind, arguments)
-        self.number = before
+        self.number = number_before
 
     def _move(self, position: int) -> None:
         if position != self.position:
@@ -253,11 +253,11 @@ class SessionState:
         self._move(end)
 
     def _hold(self, first: int, count: int) -> None:
-        flight, before = self.flight, len(self.flight)
+        flight, count_before = self.flight, len(self.flight)
         for number in range(first, first + count):
             flight.pop(number, None)  # so that held ids are in the order of their notes
             flight[number] = NO_MESSAGE
-        self.size += (len(flight) - before) * FLIGHT_BYTES
+        self.size += (len(flight) - count_before) * FLIGHT_BYTES
 
     def _add_filter(self, topic_filter: str, options: bytes) -> None:
         self.filters[topic_filter] = options
@@ -297,9 +297,9 @@ class SessionState:
             names = list(filters)
             for number, begin in _pairs(begins):
                 self._begin_later(names[number], begin)
-        before = len(self.flight)
+        count_before = len(self.flight)
         self.flight.update(_pairs(flight))
-        self.size += (len(self.flight) - before) * FLIGHT_BYTES
+        self.size += (len(self.flight) - count_before) * FLIGHT_BYTES
 
     def fields(self) -> list[Any]:
         """Return owner, position, expiry in s, next id, and the data of the protocol."""
@@ -324,8 +324,8 @@ class SessionState:
     def pack(self) -> bytes:
         """Return the compact encoding of the state, without its key."""
         head = HEAD.pack(self.since, self.ends_ms, self.number)
-        rest = _trailing_fields(self.passed, self.begins_in(self.filters))
-        return head + bytes(msgpack.packb([*self.fields(), self.filters, flat(self.flight.items()), *rest]))
+        trailing = _trailing_fields(self.passed, self.begins_in(self.filters))
+        return head + bytes(msgpack.packb([*self.fields(), self.filters, flat(self.flight.items()), *trailing]))
 
     @classmethod
     def unpack(cls, key: str, packed: bytes) -> "SessionState":
@@ -360,11 +360,11 @@ def flat(flight: Iterable[tuple[int, int]]) -> list[int]:
     return differences
 
 
-def _pairs(steps: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _pairs(differences: Sequence[int]) -> Iterator[tuple[int, int]]:
     number = position = 0
-    for index in range(0, len(steps), 2):
-        number += steps[index]
-        position += steps[index + 1]
+    for index in range(0, len(differences), 2):
+        number += differences[index]
+        position += differences[index + 1]
         yield number, position
 
 

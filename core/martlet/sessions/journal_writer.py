@@ -37,11 +37,11 @@ class SessionJournalWriter:
         self._store = store
         # Keys with a note in the current commit, and in the previous one.
         self._noted: dict[str, None] = {}
-        self._unsure: dict[str, None] = {}
-        self._waits = False
+        self._unconfirmed: dict[str, None] = {}
+        self._is_registered = False
         # The end that the journal must have reached with the previous commit; a lower end shows that this commit
         # failed.
-        self._expected = 0
+        self._end_expected = 0
         # The store's count of undone appends before the first note of the current commit.
         self._undone = 0
         # Sessions whose last notes were lost, with the log position that the table must reach to show the remaining
@@ -69,25 +69,25 @@ class SessionJournalWriter:
         try:
             self.journal.note(note)
         except (Refused, StoreError):
-            self._expected = NEVER  # earlier notes may be lost
+            self._end_expected = NEVER  # earlier notes may be lost
             raise
 
     def watch(self, key: str) -> None:
         """Record that session *key* has a note in the current commit; the client loses it if that fails."""
         self._noted[key] = None
-        if not self._waits:
-            self._waits = True
+        if not self._is_registered:
+            self._is_registered = True
             self._undone = self._store.committer.undone
             self._store.committer.before_commit.append(self._commit)
 
     def _commit(self) -> None:
         """Write the collected notes; called by the commit."""
-        self._waits = False
-        self._unsure, self._noted = self._noted, {}
-        expected, self._expected = self._expected, NEVER
+        self._is_registered = False
+        self._unconfirmed, self._noted = self._noted, {}
+        expected, self._end_expected = self._end_expected, NEVER
         self.journal.write()
         if expected < NEVER and self._undone == self._store.committer.undone:
-            self._expected = self._journal_end()
+            self._end_expected = self._journal_end()
 
     def _journal_end(self) -> int:
         queue = self._store.queues.find(self.journal.topic, 0)
@@ -97,12 +97,12 @@ class SessionJournalWriter:
 
     def find_lost(self) -> None:
         """After a failed commit, end the use of sessions whose notes were lost."""
-        if self._waits or (self._expected < NEVER and self._undone == self._store.committer.undone):
+        if self._is_registered or (self._end_expected < NEVER and self._undone == self._store.committer.undone):
             return
-        if self._journal_end() >= self._expected:
+        if self._journal_end() >= self._end_expected:
             return
-        self._expected = 0
-        unsure, self._unsure = self._unsure, {}
+        self._end_expected = 0
+        unsure, self._unconfirmed = self._unconfirmed, {}
         for key in unsure:
             self.on_lost(key)
 

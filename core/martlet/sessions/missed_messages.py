@@ -103,17 +103,17 @@ class MissedMessages:
         for topic in topics:
             if position >= max(first, removed_to(topic)):
                 continue
-            now = sum(queue.first_offset for queue in self._queues(topic))
+            removed_now = sum(queue.first_offset for queue in self._queues(topic))
             if position < first:
                 if topic not in passed:
                     return -1
-                before = passed[topic]
+                removed_before = passed[topic]
             else:
                 try:
-                    before = (yield from self._count_before(topic, [position], is_expired=True))[position]
+                    removed_before = (yield from self._count_before(topic, [position], is_expired=True))[position]
                 except (BlockDamaged, OSError):
                     return -1
-            count += max(now - before, 0)
+            count += max(removed_now - removed_before, 0)
         return count
 
     # entries
@@ -138,29 +138,28 @@ class MissedMessages:
 
         Raises `BlockDamaged` and `OSError`.
         """
-        queues, low, saved = self._store.queues, queue.stored_from, min(queue.tail_offset, end)
+        queues, start, files_end = self._store.queues, queue.stored_from, min(queue.tail_offset, end)
         offsets: list[int] = []
-        if low < saved:  # these entries are in files
-            offsets = yield from off_loop(partial(_search, queues, queue, low, saved, positions))
-            offsets = offsets[: bisect_left(offsets, saved)]
-        return offsets + _search(queues, queue, max(low, saved), end, positions[len(offsets) :])
+        if start < files_end:  # these entries are in files
+            offsets = yield from off_loop(partial(_find_offsets, queues, queue, start, files_end, positions))
+            offsets = offsets[: bisect_left(offsets, files_end)]
+        return offsets + _find_offsets(queues, queue, max(start, files_end), end, positions[len(offsets) :])
 
 
-def _search(queues: Queues, queue: Queue, low: int, end: int, positions: Sequence[int]) -> list[int]:
-    """Return the first offset from *low* to *end* at or after each of *positions*, which ascend.
+def _find_offsets(queues: Queues, queue: Queue, start: int, end: int, positions: Sequence[int]) -> list[int]:
+    """Return the first offset from *start* to *end* at or after each of *positions*, which ascend.
 
     Raises:
       BlockDamaged: a needed entry is damaged.
     """
     offsets: list[int] = []
-    held: list[int] = []  # the positions of entries from `low` on
+    loaded: list[int] = []  # the positions of entries from `start` on
     for position in positions:
-        if not held or held[-1] < position:
-            low = queues.first_behind(queue, low + len(held), end, position)
-            held = (
-                list(_positions(queues.load_entries(queue, low, min(ENTRIES_AT_ONCE, end - low)))) if low < end else []
-            )
-        offsets.append(low + bisect_left(held, position))
+        if not loaded or loaded[-1] < position:
+            start = queues.first_behind(queue, start + len(loaded), end, position)
+            entries = queues.load_entries(queue, start, min(ENTRIES_AT_ONCE, end - start)) if start < end else b""
+            loaded = list(_positions(entries))
+        offsets.append(start + bisect_left(loaded, position))
     return offsets
 
 

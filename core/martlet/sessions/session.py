@@ -178,10 +178,10 @@ class Session:
         The protocol chooses ids that are not in flight. Call `Peer.hold_until` before you send the messages; otherwise
         an acknowledgement after a crash could be applied to another message. Raises `Refused`.
         """
-        for at in range(0, len(positions), SENT_A_NOTE):
-            part = positions[at : at + SENT_A_NOTE]
-            last = at + len(part) == len(positions)
-            self._change(SENT, *encode_sent(first + at, part, end if last else positions[at + len(part)]))
+        for start in range(0, len(positions), SENT_A_NOTE):
+            stop = start + SENT_A_NOTE
+            part_end = positions[stop] if stop < len(positions) else end
+            self._change(SENT, *encode_sent(first + start, positions[start:stop], part_end))
 
     def acknowledge(self, first: int, count: int = 1) -> None:
         """Free *count* ids from *first* on. Raises `Refused`."""
@@ -246,13 +246,13 @@ class JointChanges:
     Pass ``notes`` to `Gate.publish_all`, and call `apply` right after that; without messages, call `store`.
     """
 
-    __slots__ = ("_done", "_live", "_number", "_state", "notes")
+    __slots__ = ("_changes", "_live", "_number", "_state", "notes")
 
     def __init__(self, state: SessionState, live: "LiveSessions | None") -> None:
         self._state = state
         self._live = live
         self._number = state.number
-        self._done: list[tuple[int, tuple[Any, ...]]] = []
+        self._changes: list[tuple[int, tuple[Any, ...]]] = []
         # Empty for a session that is not stored.
         self.notes: list[tuple[Journal, bytes]] = []
 
@@ -289,17 +289,17 @@ class JointChanges:
 
     def _add(self, kind: int, *arguments: Any) -> None:
         self._number = next_number(self._number)
-        self._done.append((kind, arguments))
+        self._changes.append((kind, arguments))
         if self._live is not None:
             note = encode_note(kind | INDEPENDENT, self._state.key, self._number, *arguments)
             self.notes.append((self._live.writer.journal, note))
 
     def apply(self) -> None:
         """Apply the changes, whose notes were published."""
-        for kind, arguments in self._done:
+        for kind, arguments in self._changes:
             self._state.change(kind, arguments)
         if self._live is not None:
-            self._live.changed(self._state, is_ended=self._done[-1][0] == ENDED)
+            self._live.changed(self._state, is_ended=self._changes[-1][0] == ENDED)
 
     def store(self) -> None:
         """Store the changes without messages, and apply them. Raises `Refused`."""

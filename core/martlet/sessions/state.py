@@ -41,7 +41,7 @@ SHARDS: Final = 1024
 SKIP_US: Final = 0.5
 SKIPPED_A_NOTE: Final = 40
 
-Held: TypeAlias = SessionState | bytes
+StoredState: TypeAlias = SessionState | bytes
 # A position, and the numbers of messages before it (``passed``).
 Passed: TypeAlias = tuple[int, Mapping[str, int]]
 
@@ -65,7 +65,7 @@ class SessionTable:
         self.find_passed: Callable[[int, int], Steps[Mapping[str, Passed]]] | None = None
         self.note_again: Callable[[str, Passed | None], None] | None = None
         self.bytes = 0
-        self._shards: list[dict[str, Held]] = [{} for _ in range(SHARDS)]
+        self._shards: list[dict[str, StoredState]] = [{} for _ in range(SHARDS)]
         self._shared: set[int] = set()  # shards shared with a snapshot: copied before they change
         self._count = 0
         self._counts: Counter[str] = Counter()  # number of sessions by protocol
@@ -89,10 +89,10 @@ class SessionTable:
 
     def get(self, key: str) -> SessionState | None:
         """Return a copy of the stored state of session *key*."""
-        held = self._find(key)
-        if isinstance(held, bytes):
-            return self._unpack(key, held)
-        return held.copy() if held is not None else None
+        stored = self._find_stored(key)
+        if isinstance(stored, bytes):
+            return self._unpack(key, stored)
+        return stored.copy() if stored is not None else None
 
     def _unpack(self, key: str, packed: bytes) -> SessionState:
         if self._unpacked is None or self._unpacked[0] is not packed:
@@ -101,17 +101,17 @@ class SessionTable:
 
     def ends_ms(self, key: str) -> int:
         """Return when session *key* ends; 0 if a client uses it (or did when the broker was killed), -1 if unknown."""
-        held = self._find(key)
-        if held is None:
+        stored = self._find_stored(key)
+        if stored is None:
             return -1
-        return packed_head(held)[1] if isinstance(held, bytes) else held.ends_ms
+        return packed_head(stored)[1] if isinstance(stored, bytes) else stored.ends_ms
 
     def position(self, key: str) -> tuple[int, bool]:
         """Return ``position`` of session *key*, -1 if there is none, and whether ``passed`` is filled."""
-        held = self._find(key)
-        if held is None:
+        stored = self._find_stored(key)
+        if stored is None:
             return -1, False
-        return packed_position(held) if isinstance(held, bytes) else (held.position, bool(held.passed))
+        return packed_position(stored) if isinstance(stored, bytes) else (stored.position, bool(stored.passed))
 
     # the projection
 
@@ -122,7 +122,7 @@ class SessionTable:
                 self._apply(kind, key, number, arguments, record.position)
 
     def _apply(self, kind: int, key: str, number: int, arguments: list[Any], position: int) -> None:
-        held = self._find(key)
+        stored = self._find_stored(key)
         if kind == BEGIN:
             state = SessionState(key, *arguments)
             state.number = number
@@ -130,107 +130,107 @@ class SessionTable:
         elif kind in (WHOLE, MORE):
             self._apply_whole(kind, key, number, arguments, position)
         else:
-            lost = notes_lost(_number(held), number) if held is not None else -1
-            if held is not None and (not lost or (lost > 0 and kind & INDEPENDENT)):
-                self._change(key, held, kind & ~INDEPENDENT, arguments, lost)
+            lost = notes_lost(_number_of(stored), number) if stored is not None else -1
+            if stored is not None and (not lost or (lost > 0 and kind & INDEPENDENT)):
+                self._change(key, stored, kind & ~INDEPENDENT, arguments, lost)
             if lost:
-                self._tell_lost(key, is_rolled=False)
+                self._report_lost(key, is_rolled=False)
 
-    def _change(self, key: str, held: Held, kind: int, arguments: list[Any], lost: int) -> None:
+    def _change(self, key: str, stored: StoredState, kind: int, arguments: list[Any], lost: int) -> None:
         if kind == ENDED:
             del self._shard_to_change(key)[key]
             self._count -= 1
             self._counts[_protocol_of(key)] -= 1
-            self.bytes -= _weight(held)
-            self._tell_left(key, next_number(_number(held)))
+            self.bytes -= _size_of(stored)
+            self._report_left(key, next_number(_number_of(stored)))
             return
-        state = self._own(key, held)
-        before = state.size
+        state = self._make_changeable(key, stored)
+        size_before = state.size
         if lost:
             state.change_after_gap(kind, arguments)
         else:
             state.change(kind, arguments)
-        self.bytes += state.size - before
+        self.bytes += state.size - size_before
         if kind == LEFT:
             self._put(key, state.pack(), state)
-            self._tell_left(key, state.number)
+            self._report_left(key, state.number)
 
-    def _tell_left(self, key: str, number: int) -> None:
+    def _report_left(self, key: str, number: int) -> None:
         if self.on_left is not None:
             self.on_left(key, number)
 
-    def _tell_lost(self, key: str, *, is_rolled: bool) -> None:
+    def _report_lost(self, key: str, *, is_rolled: bool) -> None:
         if self.on_lost is not None:
             self.on_lost(key, is_rolled)
 
     def _apply_whole(self, kind: int, key: str, number: int, arguments: list[Any], position: int) -> None:
         """Apply a complete state; for a known session only ``since``, as older records may go, and ``passed``."""
-        held = self._find(key)
-        if held is None and kind == WHOLE:
+        stored = self._find_stored(key)
+        if stored is None and kind == WHOLE:
             state = SessionState.of(key, number, arguments[0], arguments[1:])
             state.add(*arguments[6:8], *arguments[9:])
-            state.passed = _passed(arguments) or state.passed
+            state.passed = _passed_in(arguments) or state.passed
             self._add(state, position)
-        elif held is None or number != _number(held):
-            self._tell_lost(key, is_rolled=held is not None and kind == WHOLE)
+        elif stored is None or number != _number_of(stored):
+            self._report_lost(key, is_rolled=stored is not None and kind == WHOLE)
         elif kind == MORE:
-            state = self._own(key, held)
-            before = state.size
+            state = self._make_changeable(key, stored)
+            size_before = state.size
             state.add(*arguments)
-            self.bytes += state.size - before
-            self._settle(state)
-        elif isinstance(held, bytes) and not _passed(arguments):
-            self._shard_to_change(key)[key] = moved(held, position)
+            self.bytes += state.size - size_before
+            self._pack_if_detached(state)
+        elif isinstance(stored, bytes) and not _passed_in(arguments):
+            self._shard_to_change(key)[key] = moved(stored, position)
         else:
-            state = self._own(key, held)
+            state = self._make_changeable(key, stored)
             state.since = position
-            state.passed = _passed(arguments) or state.passed
-            self._settle(state)
+            state.passed = _passed_in(arguments) or state.passed
+            self._pack_if_detached(state)
 
     def _add(self, state: SessionState, position: int) -> None:
         """Add a session, replacing any with the same key."""
         state.since, state.edition = position, self._edition
         self._oldest = min(self._oldest, position, state.position)
-        self._put(state.key, state, self._find(state.key))
-        self._settle(state)
+        self._put(state.key, state, self._find_stored(state.key))
+        self._pack_if_detached(state)
 
-    def _settle(self, state: SessionState) -> None:
+    def _pack_if_detached(self, state: SessionState) -> None:
         if state.ends_ms:
             self._put(state.key, state.pack(), state)
 
-    def _put(self, key: str, held: Held, before: Held | None) -> None:
-        self.bytes += _weight(held) - (_weight(before) if before is not None else 0)
-        self._count += before is None
-        self._counts[_protocol_of(key)] += before is None
-        self._shard_to_change(key)[key] = held
+    def _put(self, key: str, stored: StoredState, replaced: StoredState | None) -> None:
+        self.bytes += _size_of(stored) - (_size_of(replaced) if replaced is not None else 0)
+        self._count += replaced is None
+        self._counts[_protocol_of(key)] += replaced is None
+        self._shard_to_change(key)[key] = stored
 
-    def _find(self, key: str) -> Held | None:
+    def _find_stored(self, key: str) -> StoredState | None:
         return self._shards[_shard_of(key)].get(key)
 
-    def _shard_to_change(self, key: str) -> dict[str, Held]:
+    def _shard_to_change(self, key: str) -> dict[str, StoredState]:
         number = _shard_of(key)
         if number in self._shared:
             self._shared.discard(number)
             self._shards[number] = self._shards[number].copy()
         return self._shards[number]
 
-    def _own(self, key: str, held: Held) -> SessionState:
+    def _make_changeable(self, key: str, stored: StoredState) -> SessionState:
         """Return a state of *key* that may be changed, because no unfinished snapshot uses it."""
-        if isinstance(held, bytes):
-            state = self._unpack(key, held)
+        if isinstance(stored, bytes):
+            state = self._unpack(key, stored)
             self._unpacked = None
-        elif held.edition != self._edition:
-            state = held.copy()
+        elif stored.edition != self._edition:
+            state = stored.copy()
         else:
-            return held
+            return stored
         state.edition = self._edition
-        self._put(key, state, held)
+        self._put(key, state, stored)
         return state
 
     def freeze(self) -> Steps[list[bytes]]:
         self._edition += 1
         self._shared = set(range(SHARDS))
-        return pack_rows(FORMAT, _rows(self._shards.copy()))
+        return pack_rows(FORMAT, _make_rows(self._shards.copy()))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._shards, self._shared = [{} for _ in range(SHARDS)], set()
@@ -258,8 +258,8 @@ class SessionTable:
         passed = (yield from self.find_passed(start, end)) if self.find_passed is not None else {}
         budget = Budget(SKIP_US)
         for key in self:
-            held = self._find(key)
-            is_old = held is not None and (_since(held) < end or key in passed)
+            stored = self._find_stored(key)
+            is_old = stored is not None and (_since_of(stored) < end or key in passed)
             if is_old and self.note_again is not None:
                 self.note_again(key, passed.get(key))
             if budget.is_over(SKIPPED_A_NOTE if is_old else 1):
@@ -275,24 +275,24 @@ def _shard_of(key: str) -> int:
     return crc32(key.encode()) % SHARDS
 
 
-def _passed(arguments: Sequence[Any]) -> Mapping[str, int] | None:
+def _passed_in(arguments: Sequence[Any]) -> Mapping[str, int] | None:
     """Return ``passed`` of a complete state."""
     return arguments[8] if len(arguments) > 8 else None
 
 
-def _rows(shards: list[dict[str, Held]]) -> Iterator[tuple[str, bytes]]:
+def _make_rows(shards: list[dict[str, StoredState]]) -> Iterator[tuple[str, bytes]]:
     for shard in shards:
         for key, each in shard.items():
             yield key, each if isinstance(each, bytes) else each.pack()
 
 
-def _number(held: Held) -> int:
-    return packed_head(held)[2] if isinstance(held, bytes) else held.number
+def _number_of(stored: StoredState) -> int:
+    return packed_head(stored)[2] if isinstance(stored, bytes) else stored.number
 
 
-def _since(held: Held) -> int:
-    return packed_head(held)[0] if isinstance(held, bytes) else held.since
+def _since_of(stored: StoredState) -> int:
+    return packed_head(stored)[0] if isinstance(stored, bytes) else stored.since
 
 
-def _weight(held: Held) -> int:
-    return len(held) if isinstance(held, bytes) else held.size
+def _size_of(stored: StoredState) -> int:
+    return len(stored) if isinstance(stored, bytes) else stored.size

@@ -96,7 +96,7 @@ class LogOrder:
         self._next_number = 0
         # The next entries of all queues in log order; all earlier entries are loaded.
         self._merged: deque[Entry] = deque()
-        self._pass: Steps[bool] | None = None  # a pass over all queues, to merge the next entries
+        self._loading: Steps[bool] | None = None  # a pass over all queues, to merge the next entries
         # Whether `next_run` is under way.
         self.busy = False
         self.position = self.size = self.crc = 0
@@ -108,10 +108,10 @@ class LogOrder:
         cursor = self.cursors[number] = self.behind[number] = QueueCursor(queue, number)
         if queue.watchers is None:
             queue.watchers = []
-        queue.watchers.append(self._wake)
+        queue.watchers.append(self._note_new_records)
         return cursor
 
-    def _wake(self, queue: Queue) -> None:
+    def _note_new_records(self, queue: Queue) -> None:
         number = self._numbers[queue]
         self.behind[number] = self.cursors[number]
 
@@ -131,7 +131,7 @@ class LogOrder:
         del self.cursors[number]
         self.behind.pop(number, None)
         if queue.watchers is not None:
-            queue.watchers.remove(self._wake)
+            queue.watchers.remove(self._note_new_records)
 
     @property
     def at_end(self) -> bool:
@@ -144,46 +144,46 @@ class LogOrder:
 
     def next_run_nowait(self) -> Run | None:
         """Return the next records, empty if there are none yet; None if that may take long, or a disk must be read."""
-        if self.busy or not self._look():
+        if self.busy or not self._load_next():
             return None
-        taken = self._take()
-        run = self._read_near(taken)
+        entries = self._next_entries()
+        run = self._read_near(entries)
         if run is not None:
-            self._advance(taken, run)
+            self._advance(entries, run)
         return run
 
     async def next_run(self) -> Run:
         """As `next_run_nowait`, but in several turns, and read from disk in a worker thread if necessary."""
         self.busy = True
         try:
-            while not (is_loaded := self._look()):
+            while not (is_loaded := self._load_next()):
                 if is_loaded is None:
                     await trio.lowlevel.checkpoint()
                 else:
-                    await self._off_loop(partial(self._load_far, self._wanted()))
-            taken = self._take()
-            run = self._read_near(taken)
+                    await self._off_loop(partial(self._load_far, self._ranges_in_files()))
+            entries = self._next_entries()
+            run = self._read_near(entries)
             if run is None:
-                run = await self.store.disk.off_loop(partial(self._read_far, taken))
+                run = await self.store.disk.off_loop(partial(self._read_far, entries))
         finally:
             self.busy = False
-        self._advance(taken, run)
+        self._advance(entries, run)
         return run
 
     def next_run_blocking(self) -> Run:
         """As `next_run_nowait`, but read from disk, blocking; for shutdown."""
-        while not (is_loaded := self._look()):
+        while not (is_loaded := self._load_next()):
             if is_loaded is None:
                 continue
             try:
-                self._load_far(self._wanted())
+                self._load_far(self._ranges_in_files())
             except BlockDamaged as damaged:
                 self.store.upkeep.repairs.repair_now(damaged.queue)
-        taken = self._take()
-        run = self._read_near(taken)
+        entries = self._next_entries()
+        run = self._read_near(entries)
         if run is None:
-            run = self._read_far(taken)
-        self._advance(taken, run)
+            run = self._read_far(entries)
+        self._advance(entries, run)
         return run
 
     async def _off_loop(self, work: Callable[[], None]) -> None:
@@ -194,29 +194,29 @@ class LogOrder:
 
     # ---- entries
 
-    def _look(self) -> bool | None:
+    def _load_next(self) -> bool | None:
         """Merge the next entries: True; False if some are only in files; None if there are more queues to check.
 
         A pass checks all queues that may have records, some of them in each call.
         """
         if self._merged:
             return True
-        if self._pass is None:
+        if self._loading is None:
             if len(self.behind) == 1:
-                return self._look_at_one()
-            self._pass = self._look_at_all()
+                return self._load_only_queue()
+            self._loading = self._load_all_queues()
         try:
-            next(self._pass)
+            next(self._loading)
         except StopIteration as done:
-            self._pass = None
+            self._loading = None
             return bool(done.value)
         return None
 
-    def _look_at_one(self) -> bool:
+    def _load_only_queue(self) -> bool:
         """Take the next entries of the only queue that may have records: most projections follow one journal."""
         readable = self.store.readable
         (cursor,) = self.behind.values()
-        if not self._look_at(cursor, AHEAD, Budget(LOOK_US)):
+        if not self._load_queue(cursor, AHEAD, Budget(LOOK_US)):
             return False
         entries = cursor.ahead[:MERGED]
         if entries and entries[-1][0] >= readable:
@@ -224,13 +224,13 @@ class LogOrder:
         self._merged = deque(entries)
         return True
 
-    def _look_at_all(self) -> Steps[bool]:
+    def _load_all_queues(self) -> Steps[bool]:
         """Update the ends of the queues and take the entries in memory; return whether none was missing."""
-        limit, is_loaded, budget = self._limit(), True, Budget(LOOK_US)
+        entries_max, is_loaded, budget = self._entries_ahead_max(), True, Budget(LOOK_US)
         readable = self.store.readable  # a queue may get later records after its check
         for cursor in list(self.behind.values()):
             if cursor.number in self.behind:
-                is_loaded &= self._look_at(cursor, limit, budget)
+                is_loaded &= self._load_queue(cursor, entries_max, budget)
                 if budget.is_over():
                     yield
         if is_loaded:
@@ -239,8 +239,8 @@ class LogOrder:
             self._merge(readable)
         return is_loaded
 
-    def _look_at(self, cursor: QueueCursor, limit: int, budget: Budget) -> bool:
-        """Take up to *limit* entries of one queue; return False if the next one is only in a file."""
+    def _load_queue(self, cursor: QueueCursor, entries_max: int, budget: Budget) -> bool:
+        """Take up to *entries_max* entries of one queue; return False if the next one is only in a file."""
         queue = cursor.queue
         cursor.end = self.store.readers.end_offset(queue)
         if not cursor.ahead:
@@ -251,7 +251,7 @@ class LogOrder:
                 return True
             if cursor.offset < min(queue.tail_offset, cursor.end):
                 return False
-        count = min(limit - len(cursor.ahead), cursor.end - cursor.loaded, ENTRIES_A_LOAD)
+        count = min(entries_max - len(cursor.ahead), cursor.end - cursor.loaded, ENTRIES_A_LOAD)
         if count > 0 and cursor.loaded >= queue.tail_offset:  # these entries are in memory
             cursor.put(self.store.queues.load_entries(queue, cursor.loaded, count))
             budget.spend(LOOKS_A_LOAD + count)
@@ -259,30 +259,30 @@ class LogOrder:
 
     def _merge(self, readable: int) -> None:
         """Merge the next entries before *readable*, up to the last loaded entry of any queue that has more."""
-        waiting = [cursor for cursor in self.behind.values() if cursor.ahead]
-        horizon = min((c.ahead[-1][0] for c in waiting if c.loaded < c.end), default=1 << 63)
+        loaded_cursors = [cursor for cursor in self.behind.values() if cursor.ahead]
+        horizon = min((c.ahead[-1][0] for c in loaded_cursors if c.loaded < c.end), default=1 << 63)
         horizon = min(horizon, readable - 1)
-        if len(waiting) > MERGED:
-            waiting.sort(key=lambda cursor: cursor.ahead[0][0])
-            horizon = min(horizon, waiting[MERGED].ahead[0][0])
-        entries = islice(heapq.merge(*[cursor.ahead for cursor in waiting[:MERGED]]), MERGED)
+        if len(loaded_cursors) > MERGED:
+            loaded_cursors.sort(key=lambda cursor: cursor.ahead[0][0])
+            horizon = min(horizon, loaded_cursors[MERGED].ahead[0][0])
+        entries = islice(heapq.merge(*[cursor.ahead for cursor in loaded_cursors[:MERGED]]), MERGED)
         self._merged = deque(takewhile(lambda entry: entry[0] <= horizon, entries))
 
-    def _limit(self) -> int:
+    def _entries_ahead_max(self) -> int:
         return max(AHEAD // max(len(self.behind), 1), AHEAD_LEAST)
 
-    def _wanted(self) -> list[tuple[QueueCursor, int]]:
+    def _ranges_in_files(self) -> list[tuple[QueueCursor, int]]:
         """Return the cursors whose next entries are only in files, each with the offset up to which to read."""
-        limit = self._limit()
+        limit = self._entries_ahead_max()
         return [
             (cursor, min(cursor.offset + limit, cursor.queue.tail_offset, cursor.end))
             for cursor in self.behind.values()
             if not cursor.ahead and cursor.offset < min(cursor.queue.tail_offset, cursor.end)
         ]
 
-    def _load_far(self, wanted: Iterable[tuple[QueueCursor, int]]) -> None:
+    def _load_far(self, ranges: Iterable[tuple[QueueCursor, int]]) -> None:
         """Read entries from files; runs in a thread. Raises `BlockDamaged`."""
-        for cursor, end in wanted:
+        for cursor, end in ranges:
             while cursor.loaded < end:
                 data = self.store.queues.saved_entries(cursor.queue, cursor.loaded, end - cursor.loaded)
                 if not data:
@@ -292,39 +292,39 @@ class LogOrder:
                     break
                 cursor.put(data)
 
-    def _take(self) -> list[Entry]:
-        """The entries of the next run."""
-        found = list(islice(self._merged, RUN_RECORDS))
-        total, cursors = 0, self.cursors
-        for index, (_, size, number) in enumerate(found):
-            total += size * cursors[number].byte if size != BLANK_SIZE else 0
-            if total > RUN_BYTES and index:
-                return found[:index]
-        return found
+    def _next_entries(self) -> list[Entry]:
+        """Return the entries of the next run."""
+        entries = list(islice(self._merged, RUN_RECORDS))
+        weight, cursors = 0, self.cursors
+        for index, (_, size, number) in enumerate(entries):
+            weight += size * cursors[number].byte if size != BLANK_SIZE else 0
+            if weight > RUN_BYTES and index:
+                return entries[:index]
+        return entries
 
-    def _advance(self, taken: list[Entry], run: Run) -> None:
-        """Advance the cursors past *taken*, whose records are *run*."""
+    def _advance(self, entries: list[Entry], run: Run) -> None:
+        """Advance the cursors past *entries*, whose records are *run*."""
         merged = self._merged
-        if merged and taken and merged[0] is taken[0]:  # otherwise a topic was deleted while a thread read
-            for _ in taken:
+        if merged and entries and merged[0] is entries[0]:  # otherwise a topic was deleted while a thread read
+            for _ in entries:
                 merged.popleft()
         counts: dict[int, int] = {}
         newest: dict[int, int] = {}
-        for position, _, number in taken:
+        for position, _, number in entries:
             counts[number] = counts.get(number, 0) + 1
             newest[number] = position
-        gone = False
+        topic_is_gone = False
         for number, count in counts.items():
             cursor = self.cursors.get(number)
             if cursor is None:
-                gone = True  # its topic was deleted while a thread was reading
+                topic_is_gone = True  # its topic was deleted while a thread was reading
                 continue
             del cursor.ahead[:count]
             cursor.offset += count
             cursor.position = newest[number]
-        if gone:
-            live = {position for position, _, number in taken if number in self.cursors}
-            run[:] = [record for record in run if record.position in live]
+        if topic_is_gone:
+            positions = {position for position, _, number in entries if number in self.cursors}
+            run[:] = [record for record in run if record.position in positions]
         if run:
             last = run[-1]
             self.position, self.size = last.position, last.size
@@ -332,17 +332,17 @@ class LogOrder:
 
     # ---- records
 
-    def _read_near(self, taken: list[Entry]) -> Run | None:
-        """Return the existing records of *taken*; None if one is not in memory."""
+    def _read_near(self, entries: list[Entry]) -> Run | None:
+        """Return the existing records of *entries*; None if one is not in memory."""
         pages, verify = self.store.pages, self.store.config.verify_reads
         run: Run = []
         page: Page | None = None
-        seen = self._newest()
-        for entry in taken:
+        last_position = self._newest_position()
+        for entry in entries:
             position, size, _ = entry
-            if size == BLANK_SIZE or size <= 0 or position == seen:
+            if size == BLANK_SIZE or size <= 0 or position == last_position:
                 continue
-            seen = position
+            last_position = position
             if page is None or not page.base <= position < page.end:
                 page = pages.load_now(position)
             if page is None and position >= pages.segments.start:
@@ -359,7 +359,7 @@ class LogOrder:
             if (page.trusted and view is page.view) or not verify or self._is_intact(view, start, entry):
                 run.append(RecordView(view, start))
             else:
-                self._found_damage(entry)
+                self._report_damage(entry)
         return run
 
     def _read_far(self, taken: list[Entry]) -> Run:
@@ -368,19 +368,19 @@ class LogOrder:
         begin = self.store.first_position
         # Keyed by position: a light queue may index a record of another queue.
         entries = {entry[0]: entry for entry in taken if entry[0] >= begin and 0 < entry[1] < BLANK_SIZE}
-        entries.pop(self._newest(), None)
-        for near in _neighbours(list(entries.values())):
+        entries.pop(self._newest_position(), None)
+        for near in _split_at_gaps(list(entries.values())):
             first = near[0][0]
             data = self._read_range(first, near[-1][0] + near[-1][1])
             for entry in near:
                 if self._is_intact(data, entry[0] - first, entry):
                     run.append(RecordView(data, entry[0] - first))
                 else:
-                    self._found_damage(entry)
+                    self._report_damage(entry)
         return run
 
-    def _newest(self) -> int:
-        """The position of the newest record that was returned; another queue may index it as well."""
+    def _newest_position(self) -> int:
+        """Return the position of the newest record that was returned; another queue may index it as well."""
         return self.position if self.size else -1
 
     def _read_range(self, start: int, end: int) -> bytes:
@@ -402,19 +402,19 @@ class LogOrder:
         topic = cursor.queue.topic_bytes if cursor is not None and not cursor.queue.light else None
         return check_record(data, start, start + size, position, topic)
 
-    def _found_damage(self, entry: Entry) -> None:
+    def _report_damage(self, entry: Entry) -> None:
         cursor = self.cursors.get(entry[2])
         if cursor is not None:
             self.store.readers.found_damage(entry[0], cursor.queue, cursor.offset + cursor.ahead.index(entry))
 
 
-def _neighbours(entries: list[Entry]) -> list[list[Entry]]:
+def _split_at_gaps(entries: list[Entry]) -> list[list[Entry]]:
     """Split *entries*, which are in log order, at gaps with other records."""
-    found: list[list[Entry]] = []
+    groups: list[list[Entry]] = []
     end = -GAP_BYTES - 1
     for entry in entries:
         if entry[0] - end > GAP_BYTES:
-            found.append([])
-        found[-1].append(entry)
+            groups.append([])
+        groups[-1].append(entry)
         end = entry[0] + entry[1]
-    return found
+    return groups

@@ -108,7 +108,7 @@ class Projections:
         """
         order, store = driven.order, self._store
         begin, count = max(order.position + order.size, store.first_position), 0
-        said_at = trio.current_time()
+        logged_at = trio.current_time()
         while not driven.failed and not order.at_end:
             try:
                 run = await order.next_run()
@@ -119,10 +119,10 @@ class Projections:
             self._apply(driven, run)
             count += len(run)
             await trio.lowlevel.checkpoint()
-            if trio.current_time() - said_at >= PROGRESS_S:
-                said_at = trio.current_time()
-                done, total = order.position - begin, store.readable - begin
-                log.info("projection %r: replayed %d of %d MiB of the log", driven.name, done >> 20, total >> 20)
+            if trio.current_time() - logged_at >= PROGRESS_S:
+                logged_at = trio.current_time()
+                applied_mib, total_mib = (order.position - begin) >> 20, (store.readable - begin) >> 20
+                log.info("projection %r: replayed %d of %d MiB of the log", driven.name, applied_mib, total_mib)
         if count:
             log.info("projection %r: replayed %d records from position %d on", driven.name, count, begin)
 
@@ -131,9 +131,9 @@ class Projections:
     def _apply_readable(self) -> None:
         behind = [driven for driven in self._driven if driven.order.behind and not driven.failed]
         for driven in behind:
-            self._apply_some(driven, max(RUNS_AT_ONCE // len(behind), 1))
+            self._apply_runs(driven, max(RUNS_AT_ONCE // len(behind), 1))
 
-    def _apply_some(self, driven: Driven, runs: int) -> None:
+    def _apply_runs(self, driven: Driven, runs: int) -> None:
         """Apply up to *runs* runs of records that are in memory; `run` does the rest."""
         for _ in range(runs):
             run = driven.order.next_run_nowait()
@@ -187,17 +187,17 @@ class Projections:
         """Wait until the log is readable up to *end*, or ends before."""
         moved = trio.Event()
 
-        def note() -> None:
+        def note_moved() -> None:
             moved.set()
 
-        self._store.readable_end.on_moved.append(note)
+        self._store.readable_end.on_moved.append(note_moved)
         self._store.flusher.want_durable(end)
         try:
             while self._store.readable < min(end, self._store.appended):
                 await moved.wait()
                 moved = trio.Event()
         finally:
-            self._store.readable_end.on_moved.remove(note)
+            self._store.readable_end.on_moved.remove(note_moved)
 
     def may_have_newer(self, projection: Projection, topic: str, tag: str) -> bool:
         """Return whether the log may have a message of *topic* with *tag* that *projection* has not applied yet.
@@ -243,10 +243,10 @@ class Projections:
     async def run(self) -> None:
         """Apply records that must be read from disk, and save snapshots; until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._apply_rest)
+            nursery.start_soon(self._apply_from_disk)
             nursery.start_soon(self.snapshots.run, self._driven)
 
-    async def _apply_rest(self) -> None:
+    async def _apply_from_disk(self) -> None:
         while True:
             await self._work.wait()
             self._work = trio.Event()
