@@ -37,10 +37,10 @@ class HandedChunk:
         index = bisect_left(positions, wanted[0])
         last = index + len(wanted)
         if positions[index:last] == wanted:
-            begin, own_ends = bounds[index], bounds[index + 1 : last + 1]
-            pieces.append(data[begin : own_ends[-1]])
+            begin, frame_ends = bounds[index], bounds[index + 1 : last + 1]
+            pieces.append(data[begin : frame_ends[-1]])
             shift = size - begin
-            ends += [end + shift for end in own_ends] if shift else own_ends
+            ends += [end + shift for end in frame_ends] if shift else frame_ends
             return True
         for position in wanted:
             index = bisect_left(positions, position, index)
@@ -80,16 +80,16 @@ class Chunks:
         """Return the frames of the messages at *positions*, and their ends; None if some are missing."""
         pieces: list[bytes] = []
         ends: list[int] = []
-        at, count, number = 0, len(positions), 0
-        while at < count:
-            number = bisect_left(self._lasts, positions[at], number)
-            if number == len(self._chunks):
+        index, count, chunk_index = 0, len(positions), 0
+        while index < count:
+            chunk_index = bisect_left(self._lasts, positions[index], chunk_index)
+            if chunk_index == len(self._chunks):
                 return None
-            last = bisect_right(positions, self._lasts[number], at)
-            own = positions[at:last] if at or last < count else positions
-            if not self._chunks[number].add_to(pieces, ends, own):
+            last = bisect_right(positions, self._lasts[chunk_index], index)
+            chunk_positions = positions[index:last] if index or last < count else positions
+            if not self._chunks[chunk_index].add_to(pieces, ends, chunk_positions):
                 return None
-            at = last
+            index = last
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), ends
 
 
@@ -118,9 +118,9 @@ class HandedFrames:
         Each comes with the frames, and the end of each frame.
         """
         for encoding, chunks in self._chunks.items():
-            found = chunks.joined(positions)
-            if found is not None:
-                yield encoding, *found
+            frames = chunks.joined(positions)
+            if frames is not None:
+                yield encoding, *frames
 
     def drop_before(self, position: int) -> None:
         """Drop frames of messages before *position*, except if they came together with later ones."""

@@ -73,10 +73,10 @@ class Listeners:
 
     def tables(self, codes: Codes) -> list[dict[Listener, None]]:
         """Return the tables of the listeners that records with *codes* may concern."""
-        wanted = self._by_code
+        by_code = self._by_code
         if codes is None:
-            return [self._everything, *wanted.values()]
-        return [self._everything, *[wanted[code] for code in codes & wanted.keys()]]
+            return [self._everything, *by_code.values()]
+        return [self._everything, *[by_code[code] for code in codes & by_code.keys()]]
 
 
 @final
@@ -84,27 +84,27 @@ class Wakes:
     """Wakes listeners, at most `WAKES_A_TURN` at a flush and as many in each turn of `run`."""
 
     def __init__(self) -> None:
-        self._left = WAKES_A_TURN
+        self._wakes_left = WAKES_A_TURN
         self._queued: dict[Queue, tuple[Listeners, Codes]] = {}
         self._queue: Queue | None = None  # the queue whose listeners are being woken
         self._remaining: Iterator[Listener] = iter(())
-        self._rung = trio.Event()
+        self._work = trio.Event()
 
     def wake(self, queue: Queue, listeners: Listeners, codes: Codes) -> None:
         """Wake listeners that new records of *queue* with *codes* may concern: now, or if many, in later turns."""
         queued = self._queued.get(queue)
         if queued is None and queue is not self._queue:
             tables = listeners.tables(codes)
-            count = _count(tables, self._left)
-            if count <= self._left:
-                self._left -= count
+            count = _count_listeners(tables, self._wakes_left)
+            if count <= self._wakes_left:
+                self._wakes_left -= count
                 for listener in list(chain.from_iterable(tables)):
                     listener.arrived_at(queue)
                 return
         elif queued is not None:
             codes = None if codes is None or queued[1] is None else codes | queued[1]
         self._queued[queue] = listeners, codes
-        self._rung.set()
+        self._work.set()
 
     def forget(self, queue: Queue) -> None:
         """Stop waking listeners of *queue*."""
@@ -114,7 +114,7 @@ class Wakes:
 
     def flushed(self) -> None:
         """Note that `wake` was called for all queues of a flush: the next flush may wake as many again."""
-        self._left = WAKES_A_TURN
+        self._wakes_left = WAKES_A_TURN
 
     @property
     def is_waking(self) -> bool:
@@ -123,19 +123,19 @@ class Wakes:
 
     def wake_some(self) -> None:
         """Wake the listeners whose turn it is."""
-        left = WAKES_A_TURN
-        while left > 0 and self.is_waking:
+        wakes_left = WAKES_A_TURN
+        while wakes_left > 0 and self.is_waking:
             if self._queue is None:
-                self._begin()
-            queue, woken = self._queue, list(islice(self._remaining, left))
+                self._begin_queue()
+            queue, woken = self._queue, list(islice(self._remaining, wakes_left))
             assert queue is not None
             for listener in woken:
                 listener.arrived_at(queue)
-            if len(woken) < left and self._queue is queue:
+            if len(woken) < wakes_left and self._queue is queue:
                 self._queue = None
-            left -= len(woken) + 1  # a queue without listeners counts too
+            wakes_left -= len(woken) + 1  # a queue without listeners counts too
 
-    def _begin(self) -> None:
+    def _begin_queue(self) -> None:
         """Begin with the queue that has waited longest; copy a table when it is its turn: listeners leave."""
         self._queue = queue = next(iter(self._queued))
         listeners, codes = self._queued.pop(queue)
@@ -144,19 +144,19 @@ class Wakes:
     async def run(self) -> None:
         """Wake listeners that were too many for one turn, until cancelled."""
         while True:
-            await self._rung.wait()
-            self._rung = trio.Event()
+            await self._work.wait()
+            self._work = trio.Event()
             while self.is_waking:
                 self.wake_some()
                 await trio.lowlevel.checkpoint()
 
 
-def _count(tables: Collection[Collection[Listener]], enough: int) -> int:
-    """Return the number of entries of all *tables*, or a number just above *enough*."""
+def _count_listeners(tables: Collection[Collection[Listener]], count_max: int) -> int:
+    """Return the number of entries of all *tables*, or a number just above *count_max*."""
     count = 0
     for table in tables:
         count += len(table)
-        if count > enough:
+        if count > count_max:
             break
     return count
 

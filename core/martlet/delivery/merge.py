@@ -27,16 +27,16 @@ def first_counts(readers: Readers, starts: Sequence[tuple[Queue, int]], count: i
     Publishers write many messages to one queue at a time, so equal shares would read messages before their turn in the
     order of the log. Shares are equal if some of the entries are on disk.
     """
-    left = [readers.end_offset(queue) - start for queue, start in starts]
-    if sum(left) <= count:
-        return left
-    if len(left) == 1:
+    unread = [readers.end_offset(queue) - start for queue, start in starts]
+    if sum(unread) <= count:
+        return unread
+    if len(unread) == 1:
         return [count]
     columns: list[Sequence[int]] = []
-    for (queue, start), each in zip(starts, left, strict=True):
-        column = _positions(readers, queue, start, min(each, count))
+    for (queue, start), unread_count in zip(starts, unread, strict=True):
+        column = _positions(readers, queue, start, min(unread_count, count))
         if column is None:
-            return [min(each, max(count // len(left), 1)) for each in left]
+            return [min(unread_count, max(count // len(unread), 1)) for unread_count in unread]
         columns.append(column)
     last = sorted(chain.from_iterable(columns))[count - 1]
     return [bisect_right(column, last) for column in columns]
@@ -47,8 +47,8 @@ def _positions(readers: Readers, queue: Queue, start: int, count: int) -> Sequen
     if start < queue.tail_offset:
         return None
     data = readers.queues.entries(queue, start, count)
-    words: tuple[int, ...] = unpack(">" + "q12x" * (len(data) // ENTRY_BYTES), data)
-    return words if len(words) == count and list(words) == sorted(words) else None
+    positions: tuple[int, ...] = unpack(">" + "q12x" * (len(data) // ENTRY_BYTES), data)
+    return positions if len(positions) == count and list(positions) == sorted(positions) else None
 
 
 def merge(readers: Readers, results: dict[Queue, ReadResult], offsets: dict[Queue, int], readable: int) -> list[Found]:
@@ -60,21 +60,21 @@ def merge(readers: Readers, results: dict[Queue, ReadResult], offsets: dict[Queu
     merged: list[Found] = []
     limit = readable - 1
     for queue, result in results.items():
-        before = len(merged)
-        merged += _records(queue, result)
+        count_before = len(merged)
+        merged += _records_of(queue, result)
         offsets[queue] = max(offsets[queue], result.next_offset)
         if result.next_offset < readers.end_offset(queue):
             following = readers.queues.position_now(queue, result.next_offset)  # -1 for a hole, or an entry on disk
-            last = merged[-1][0] if len(merged) > before else 0
+            last = merged[-1][0] if len(merged) > count_before else 0
             limit = min(limit, following - 1 if following >= 0 else last)
     if len(results) > 1:
         merged.sort(key=POSITION_OF)
     while merged and merged[-1][0] > limit:
-        _, data, at, _, _, queue = merged.pop()
-        offsets[queue] = RecordView(data, at).queue_offset
+        _, data, start, _, _, queue = merged.pop()
+        offsets[queue] = RecordView(data, start).queue_offset
     return merged
 
 
-def _records(queue: Queue, result: ReadResult) -> list[Found]:
+def _records_of(queue: Queue, result: ReadResult) -> list[Found]:
     data = b"".join(result.pieces)  # with many names, each record is a piece
     return [(position, data, at, end, name, queue) for position, at, end, name in names_of(data)]

@@ -141,7 +141,7 @@ class Run:
         if items is None:
             items = self._decoded = decode(self.data)
             if self.is_compressed:
-                _keep_expanded(self)
+                _note_expanded(self)
         return items
 
     def frames(self, encoding: Encoding) -> Frames:
@@ -174,7 +174,7 @@ class Run:
             self._frames = {}
         self._frames[encoding] = frames
         if self.is_compressed:
-            _keep_expanded(self)
+            _note_expanded(self)
 
     def forget(self) -> None:
         """Drop frames and decoded records; both are made again when they are needed."""
@@ -184,7 +184,7 @@ class Run:
 _expanded: Final[deque[ref[Run]]] = deque()
 
 
-def _keep_expanded(run: Run) -> None:
+def _note_expanded(run: Run) -> None:
     """Let *run* keep its decompressed frames, and drop those of an earlier run."""
     if all(each() is not run for each in _expanded):
         _expanded.append(ref(run))
@@ -194,67 +194,67 @@ def _keep_expanded(run: Run) -> None:
 
 def make_runs(records: Sequence[Found]) -> list[Run]:
     """Return the records that `merge` returned, as one run if none is compressed, and they have few properties."""
-    unpack, flags, total, is_long = SIZE_FLAG_BODY.unpack_from, 0, 0, False
-    for _, data, at, _, _, _ in records:
-        size, sys_flag, body_bytes = unpack(data, at)
-        own = size - body_bytes
+    unpack, flags, head_bytes_total, is_long = SIZE_FLAG_BODY.unpack_from, 0, 0, False
+    for _, data, start, _, _, _ in records:
+        size, sys_flag, body_bytes = unpack(data, start)
+        head_bytes = size - body_bytes
         flags |= sys_flag
-        total += own
-        if own > LONG_BYTES or own < 0:
+        head_bytes_total += head_bytes
+        if head_bytes > LONG_BYTES or head_bytes < 0:
             is_long = True
-    if is_long or total > USUAL_BYTES * len(records):
-        parts = list(_light_parts(records))
+    if is_long or head_bytes_total > USUAL_BYTES * len(records):
+        parts = list(_split_by_cost(records))
         if len(parts) > 1 or property_cost(records[0][1], records[0][2]) > PROPERTIES_MAX:
-            return [run for part in parts for run in _heavy_runs(part)]
-    return _make_runs(records) if flags & COMPRESSED else [_make_run(records)]
+            return [run for part in parts for run in _make_heavy_runs(part)]
+    return _split_at_compressed(records) if flags & COMPRESSED else [_make_run(records)]
 
 
-def _light_parts(records: Sequence[Found]) -> Iterator[Sequence[Found]]:
+def _split_by_cost(records: Sequence[Found]) -> Iterator[Sequence[Found]]:
     """Yield *records* in parts with at most `PROPERTIES_MAX` properties, or one message with more."""
     begin, cost, unpack = 0, 0, SIZE_FLAG_BODY.unpack_from
-    for index, (_, data, at, _, _, _) in enumerate(records):
-        size, _, body_bytes = unpack(data, at)
-        own = size - body_bytes
-        more = property_cost(data, at) if own > USUAL_BYTES or own < 0 else 0
-        if begin < index and cost + more > PROPERTIES_MAX:
+    for index, (_, data, start, _, _, _) in enumerate(records):
+        size, _, body_bytes = unpack(data, start)
+        head_bytes = size - body_bytes
+        record_cost = property_cost(data, start) if head_bytes > USUAL_BYTES or head_bytes < 0 else 0
+        if begin < index and cost + record_cost > PROPERTIES_MAX:
             yield records[begin:index]
             begin, cost = index, 0
-        cost += more
+        cost += record_cost
     yield records[begin:]
 
 
-def _heavy_runs(records: Sequence[Found]) -> list[Run]:
-    runs = _make_runs(records)
+def _make_heavy_runs(records: Sequence[Found]) -> list[Run]:
+    runs = _split_at_compressed(records)
     for run in runs:
         run.is_heavy = True
     return runs
 
 
-def _make_runs(records: Sequence[Found]) -> list[Run]:
+def _split_at_compressed(records: Sequence[Found]) -> list[Run]:
     compressed = [index for index, each in enumerate(records) if each[1][each[2] + COMPRESSION_AT] & COMPRESSED]
     if not compressed:
         return [_make_run(records)]
     runs: list[Run] = []
-    begin = 0
+    part_begin = 0
     for index in compressed:
-        if begin < index:
-            runs.append(_make_run(records[begin:index]))
-        position, data, at, end, _, _ = records[index]
-        runs.append(Run(data[at:end], 1, position, position + end - at, is_compressed=True))
-        begin = index + 1
-    if begin < len(records):
-        runs.append(_make_run(records[begin:]))
+        if part_begin < index:
+            runs.append(_make_run(records[part_begin:index]))
+        position, data, start, end, _, _ = records[index]
+        runs.append(Run(data[start:end], 1, position, position + end - start, is_compressed=True))
+        part_begin = index + 1
+    if part_begin < len(records):
+        runs.append(_make_run(records[part_begin:]))
     return runs
 
 
 def _make_run(records: Sequence[Found]) -> Run:
-    position, data, at, end, _, _ = records[0]
+    position, data, start, end, _, _ = records[0]
     if len(records) == 1:
-        return Run(data[at:end], 1, position, position + end - at)
-    last_position, _, last_at, last_end, _, _ = records[-1]
+        return Run(data[start:end], 1, position, position + end - start)
+    last_position, _, last_start, last_end, _, _ = records[-1]
     sizes = [each[3] - each[2] for each in records if each[1] is data]
-    if len(sizes) == len(records) and last_end - at == sum(sizes):
-        whole = data[at:last_end]  # nothing else is between them
+    if len(sizes) == len(records) and last_end - start == sum(sizes):
+        run_data = data[start:last_end]  # nothing else is between them
     else:
-        whole = b"".join([each[1][each[2] : each[3]] for each in records])
-    return Run(whole, len(records), position, last_position + last_end - last_at)
+        run_data = b"".join([each[1][each[2] : each[3]] for each in records])
+    return Run(run_data, len(records), position, last_position + last_end - last_start)
