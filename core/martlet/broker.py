@@ -191,7 +191,7 @@ class Broker:
         appended: list[AppendItem] = []
         own_records: list[Message] = []
         refused: dict[int, Refused] = {}
-        for place, item in enumerate(items):
+        for index, item in enumerate(items):
             try:
                 if isinstance(item, Message):
                     message = self._apply_stages(item, stages)
@@ -204,7 +204,7 @@ class Broker:
             except Refused as error:
                 if atomic:
                     raise
-                refused[place] = error
+                refused[index] = error
         records = [*own_records, *self._records_of(notes)] if atomic else []
         appended += [self.store.writer.item(record, 0) for record in records]
         result = self.store.writer.append_all(appended, atomic=atomic)
@@ -219,10 +219,10 @@ class Broker:
 
         A `Message` is needed if a stage wants every message, and if `publish` would choose the queue or refuse.
         """
-        known = self.topics.get(topic)
-        if self.stages.every_message or known is None or not 0 <= queue_id < known.open_queues:
+        known_topic = self.topics.get(topic)
+        if self.stages.every_message or known_topic is None or not 0 <= queue_id < known_topic.open_queues:
             return None
-        return known.queue(queue_id)
+        return known_topic.queue(queue_id)
 
     @property
     def delivered_bytes_max(self) -> int:
@@ -237,7 +237,9 @@ class Broker:
         by_journal: dict[Journal, list[bytes]] = {}
         for journal, note in notes:
             by_journal.setdefault(journal, []).append(note)
-        records = [record for journal, its_notes in by_journal.items() for record in journal.records_of(its_notes)]
+        records: list[Message] = []
+        for journal, journal_notes in by_journal.items():
+            records += journal.records_of(journal_notes)
         for journal in by_journal:
             journal.write()
         return records
@@ -341,8 +343,8 @@ class Broker:
         """Return *message* as *stages* leave it."""
         if not stages.pairs or not stages.may_want(message):
             return message
-        for place, (plugin, stage) in enumerate(stages.pairs):
-            if not stages.wants(place, message):
+        for index, (plugin, stage) in enumerate(stages.pairs):
+            if not stages.wants(index, message):
                 continue
             try:
                 changed: object = stage.change(message)
@@ -363,11 +365,11 @@ class Broker:
         if not may_be_indexed(message.topic.encode()):
             return message
         topics: dict[str, None] = {}
-        for place, (plugin, router) in enumerate(self.routers):
-            if not self._routing.wants(place, message):
+        for index, (plugin, router) in enumerate(self.routers):
+            if not self._routing.wants(index, message):
                 continue
             try:
-                topics.update(dict.fromkeys(map(_checked_name, router.names(message))))
+                topics.update(dict.fromkeys(map(_check_name, router.names(message))))
             except Refused:
                 raise
             except Exception as error:
@@ -447,7 +449,7 @@ class Broker:
         }
 
 
-def _checked_name(name: object) -> str:
+def _check_name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"it returned {name!r} as a topic; return strings")
     return name

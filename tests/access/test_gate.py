@@ -370,7 +370,7 @@ async def test_decisions_take_bounded_memory_and_go_with_the_last_gate(monkeypat
         for number in range(100):
             gate.check("read", f"t{number}")
             gate.check_publish(f"t{number}")
-        assert len(decisions._known) <= 10
+        assert len(decisions._allowed) <= 10
         assert len(decisions.publishable) <= 10
         del gate, decisions
         assert len(broker.rules._in_use) == 0

@@ -200,18 +200,18 @@ class Waits:
     """The epoll of the pump, which counts how often it waits."""
 
     def __init__(self, pump: EventPump[PumpReading], before: Callable[[], None] = lambda: None) -> None:
-        self._both = pump._both
+        self._all_ready = pump._all_ready
         self._before = before
         self.count = 0
-        pump._both = cast("select.epoll", self)
+        pump._all_ready = cast("select.epoll", self)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         self.count += 1
         self._before()
-        return self._both.poll(timeout)
+        return self._all_ready.poll(timeout)
 
     def close(self) -> None:
-        self._both.close()
+        self._all_ready.close()
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(TURN_S / 2, False), (60.0, True)])

@@ -118,13 +118,13 @@ class Authentication:
         Raises:
           Refused: no plugin offers the mechanism (Reason.NOT_SUPPORTED).
         """
-        begin = self.mechanisms.get(mechanism)
-        if begin is None:
+        make_exchange = self.mechanisms.get(mechanism)
+        if make_exchange is None:
             self.refused += 1
             offered = ", ".join(sorted(self.mechanisms)) or "none"
             text = f"authentication mechanism {mechanism[:MECHANISM_SHOWN]!r} is unknown; offered: {offered}"
             raise Refused(Reason.NOT_SUPPORTED, text)
-        return begin()
+        return make_exchange()
 
     async def proceed(self, exchange: Exchange, data: bytes, origin: LoginOrigin) -> Challenge | Proved:
         """Pass *data* of the client to *exchange* in a worker thread; return the next step.

@@ -45,8 +45,8 @@ def network_of(address: str) -> str:
     head, _, tail = address.partition("::")
     groups = head.split(":") if head else []
     if "::" in address:
-        rest = tail.split(":") if tail else []
-        groups += ["0"] * (8 - len(groups) - len(rest)) + rest
+        tail_groups = tail.split(":") if tail else []
+        groups += ["0"] * (8 - len(groups) - len(tail_groups)) + tail_groups
     return ":".join(groups[:NETWORK_V6_GROUPS])
 
 
@@ -101,7 +101,7 @@ class LoginLine:
         await self._wait_for_thread(network, user)
         try:
             self._check_pause(network, user)  # others may have failed meanwhile
-            answer = await self._timed(work)
+            result = await self._run_timed(work)
         except Refused as refused:
             if refused.reason is Reason.CREDENTIALS:
                 self._note_failure(network, user)
@@ -110,13 +110,13 @@ class LoginLine:
             self._free += 1
             self._start_next()
         self._failures.pop((network, user), None)
-        return answer
+        return result
 
-    async def _timed(self, work: Callable[[], T]) -> T:
+    async def _run_timed(self, work: Callable[[], T]) -> T:
         began = trio.current_time()
         try:
-            answer: T = await self._in_thread(work)
-            return answer
+            result: T = await self._in_thread(work)
+            return result
         finally:
             self._check_s += (trio.current_time() - began - self._check_s) * WEIGHT
 
@@ -139,10 +139,10 @@ class LoginLine:
                 self._free += 1
                 self._start_next()
             else:
-                self._leave(network, user, check)
+                self._leave_line(network, user, check)
             raise
 
-    def _leave(self, network: str, user: str, check: _Check) -> None:
+    def _leave_line(self, network: str, user: str, check: _Check) -> None:
         users = self._waiting[network]
         users[user].remove(check)
         self._count -= 1

@@ -103,7 +103,7 @@ class Decisions:
 
     __slots__ = (
         "__weakref__",
-        "_known",
+        "_allowed",
         "_names",
         "_rules",
         "consumable",
@@ -115,7 +115,7 @@ class Decisions:
     def __init__(self, rules: Rules, identity: Identity) -> None:
         self._rules = rules
         self.identity = identity
-        self._known: dict[tuple[str, str], bool] = {}
+        self._allowed: dict[tuple[str, str], bool] = {}
         self._names: dict[tuple[str, str], dict[str, bool]] = {}  # (action, topic) -> name -> whether it is allowed
         # By topic the tags of messages that may be published: looked up once per message, like `publishable`.
         self.publishable_tags: dict[str, set[bytes]] = {}
@@ -134,23 +134,23 @@ class Decisions:
         rules = self._rules
         if not rules.authorizers:
             return True
-        decision = self._known.get((action, name))
+        decision = self._allowed.get((action, name))
         if decision is None:
             decision = rules.decide(self.identity, action, name)
-            if len(self._known) >= DECISIONS_MAX:
+            if len(self._allowed) >= DECISIONS_MAX:
                 self.forget()
-            self._known[action, name] = decision
+            self._allowed[action, name] = decision
         return decision
 
     def check(self, action: str, name: str) -> None:
         """Raise `Refused` (NO_PERMISSION) unless the identity may do *action* on *name*."""
         if not self.allows(action, name):
-            raise self._refusal(action, _shown(name))
+            raise self._refusal(action, _describe(name))
 
-    def _refusal(self, action: str, shown: str) -> Refused:
+    def _refusal(self, action: str, object_text: str) -> Refused:
         self._rules.denied += 1
         verb = "publish to" if action == "publish" else action
-        return Refused(Reason.NO_PERMISSION, f"{self.identity.name!r} may not {verb} {shown}")
+        return Refused(Reason.NO_PERMISSION, f"{self.identity.name!r} may not {verb} {object_text}")
 
     def has_names(self, topic: str) -> bool:
         """Whether decisions about *topic* depend on the names inside it."""
@@ -162,20 +162,20 @@ class Decisions:
         rules = self._rules
         if not rules.authorizers:
             return True
-        known = self._names.get((action, topic))
-        if known is None:
-            known = self._names[action, topic] = {}
-        decision = known.get(name)
+        allowed = self._names.get((action, topic))
+        if allowed is None:
+            allowed = self._names[action, topic] = {}
+        decision = allowed.get(name)
         if decision is None:
             decision = rules.decide(self.identity, action, f"{topic}{SEPARATOR}{name}" if name else topic)
             rules.note_name()
-            known[name] = decision
+            allowed[name] = decision
         return decision
 
     def check_name(self, action: str, topic: str, name: str) -> None:
         """Raise `Refused` (NO_PERMISSION) unless `allows_name`."""
         if not self.allows_name(action, topic, name):
-            raise self._refusal(action, f"{name!r:.200} in topic[{topic}]" if name else _shown(topic))
+            raise self._refusal(action, f"{name!r:.200} in topic[{topic}]" if name else _describe(topic))
 
     def remember_publishable(self, grant: PublishGrant) -> None:
         """Cache *grant*, so that further messages for its topic need one look-up."""
@@ -198,7 +198,7 @@ class Decisions:
 
     def forget(self) -> None:
         """Drop all cached decisions."""
-        self._known.clear()
+        self._allowed.clear()
         self.forget_names()
         self.publishable.clear()
         self.consumable.clear()
@@ -284,7 +284,7 @@ def name_of_group(group: str, scope: str) -> str:
     return SEPARATOR.join((SHARED, scope, group))
 
 
-def _shown(name: str) -> str:
+def _describe(name: str) -> str:
     if name.startswith(SHARED + SEPARATOR):
         return f"shared group[{name.removeprefix(SHARED + SEPARATOR):.200}]"
     if name.startswith(RETRY_PREFIX):

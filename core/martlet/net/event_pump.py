@@ -69,10 +69,10 @@ class EventPump(Generic[T]):
         self._sockets_fd = self._sockets.fileno()
         self._watched: dict[int, T] = {}
         self._ready: list[tuple[int, int]] = []  # ready sockets that the last round had no time for
-        self._both = select.epoll()  # the pump's epoll and trio's
+        self._all_ready = select.epoll()  # the pump's epoll and trio's
         self._tasks = TaskWatch()
-        self._lingers = False
-        self._last_s = 0.0  # time of the last read in s
+        self._can_wait = False
+        self._last_read_s = 0.0  # time of the last read in s
 
     def watch(self, fd: int, reading: T) -> None:
         """Read from the socket *fd* from now on; ignored after `run` was cancelled."""
@@ -94,49 +94,49 @@ class EventPump(Generic[T]):
     async def run(self) -> None:
         """Read until cancelled."""
         trio_fd = trio_epoll_fd()
-        self._lingers = trio_fd >= 0
+        self._can_wait = trio_fd >= 0
         try:
-            self._both.register(self._sockets_fd, select.EPOLLIN)
-            if self._lingers:
-                self._both.register(trio_fd, select.EPOLLIN)
+            self._all_ready.register(self._sockets_fd, select.EPOLLIN)
+            if self._can_wait:
+                self._all_ready.register(trio_fd, select.EPOLLIN)
             trio.lowlevel.add_instrument(self._tasks)
             while True:
                 await trio.lowlevel.wait_readable(self._sockets_fd)
-                while self._work():
+                while self._run_rounds():
                     await trio.lowlevel.checkpoint()
         finally:
             trio.lowlevel.remove_instrument(self._tasks)
-            self._both.close()
+            self._all_ready.close()
             self._sockets.close()
 
-    def _work(self) -> bool:
+    def _run_rounds(self) -> bool:
         """Run rounds; return True when another task must run, False when waiting in trio is cheaper."""
         tasks, clock = self._tasks.runnable, time.perf_counter
         may_wait = False
         turn_ends = clock() + TURN_S
         while True:
-            if self._round():
-                if self._last_s >= turn_ends:
+            if self._run_round():
+                if self._last_read_s >= turn_ends:
                     return True
                 if tasks:  # such as the flusher; trio reports new requests after it has run them
                     return bool(self._ready)
                 if self._ready:
                     continue
-            elif clock() - self._last_s > TURN_S:
+            elif clock() - self._last_read_s > TURN_S:
                 return False
             if not may_wait:
-                if not self._lingers:
+                if not self._can_wait:
                     return False
                 if tasks or trio.lowlevel.current_statistics().seconds_to_next_deadline <= TURN_S:
                     return False
                 may_wait = True
-            ready = self._both.poll(TURN_S)
+            ready = self._all_ready.poll(TURN_S)
             if not ready:
                 return False
             if len(ready) > 1 or ready[0][0] != self._sockets_fd:
                 return True
 
-    def _round(self) -> bool:
+    def _run_round(self) -> bool:
         """Read from ready sockets until the time of a round is over; return False if no socket is ready."""
         events = self._ready or self._sockets.poll(0, SOCKETS_A_ROUND)
         if not events:
@@ -155,7 +155,7 @@ class EventPump(Generic[T]):
                         break
         finally:
             self._rounds.end()
-        self._last_s = clock()
+        self._last_read_s = clock()
         return True
 
 
@@ -168,7 +168,7 @@ class PumpReading:
     """
 
     __slots__ = (
-        "_attend",
+        "_call_attend",
         "_fd",
         "_pump",
         "attended",
@@ -177,11 +177,11 @@ class PumpReading:
         "events",
         "first",
         "in_round",
-        "left",
         "now",
         "peer",
         "plain",
         "received",
+        "unfinished",
     )
 
     def __init__(
@@ -190,13 +190,13 @@ class PumpReading:
         self.peer = peer
         self._pump = pump
         self._fd = fd
-        self._attend = attend
+        self._call_attend = attend
         self.attended = False  # whether `attend` was called since `watch`
         self.in_round = False  # whether the pump is reading now; it checks afterwards whether it can continue
         self.plain = False  # whether the first bytes were of the protocol itself
         self.first: bytes | None = None  # the first bytes, if they were of TLS or WebSocket
         self.events: Iterator[Any] | None = None  # the events left of a read that must wait
-        self.left: Awaitable[None] | bool = False  # what must be awaited before these: the rest of a request
+        self.unfinished: Awaitable[None] | bool = False  # what must be awaited before these: the rest of a request
         self.received = 0  # size of that read
         self.now = 0.0  # time of that read
         self.ended = False  # whether the pump has read the end, or the last request
@@ -212,7 +212,7 @@ class PumpReading:
         self._pump.unwatch(self._fd, self)
         if not self.attended and not self.in_round:
             self.attended = True
-            self._attend(self)
+            self._call_attend(self)
 
     def close(self) -> None:
         """Prepare for the closing of the socket."""

@@ -60,7 +60,7 @@ class IncompleteRequests(Generic[T]):
             part.arrival_sum += (size - part.size) * now
         else:
             part.arrival_sum *= size / part.size
-        self._grow(origin, size - part.size)
+        self._add_bytes(origin, size - part.size)
         part.size = size
         if not size:
             del self._parts[owner]
@@ -69,9 +69,9 @@ class IncompleteRequests(Generic[T]):
         """Forget the bytes of *owner*, which was closed."""
         part = self._parts.pop(owner, None)
         if part is not None:
-            self._grow(part.origin, -part.size)
+            self._add_bytes(part.origin, -part.size)
 
-    def _grow(self, origin: bytes, size: int) -> None:
+    def _add_bytes(self, origin: bytes, size: int) -> None:
         self.total += size
         held = self._by_origin.get(origin, 0) + size
         if held:
@@ -93,15 +93,15 @@ class IncompleteRequests(Generic[T]):
         Closing them frees enough, unless very many connections have very few bytes each; then the next request frees
         more.
         """
-        slow: list[T] = []
+        removed: list[T] = []
         limit = self._origin_max
         if self.held_by(origin) > limit:
             owners = [owner for owner, part in self._parts.items() if part.origin == origin]
-            slow += self._remove_oldest(owners, self.held_by(origin) - limit + limit // ROOM)
+            removed += self._remove_oldest(owners, self.held_by(origin) - limit + limit // ROOM)
         limit = self._total_max
         if self.total > limit:
-            slow += self._remove_oldest(list(self._parts), self.total - limit + limit // ROOM)
-        return slow
+            removed += self._remove_oldest(list(self._parts), self.total - limit + limit // ROOM)
+        return removed
 
     def _remove_oldest(self, owners: list[T], excess: int) -> list[T]:
         """Remove and return those of *owners* with the oldest bytes, until *excess* bytes are freed."""

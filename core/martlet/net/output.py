@@ -39,10 +39,10 @@ class Answers(Struct, eq=False):
 
     def cut(self, written: int) -> None:
         """Drop the answers, beginning with the first that acknowledges records beyond *written*."""
-        first = min(index for index, position in self.holds if position > written)
-        del self.pieces[first:]
+        first_index = min(index for index, position in self.holds if position > written)
+        del self.pieces[first_index:]
         self.size = sum(map(len, self.pieces))
-        self.holds = [each for each in self.holds if each[0] < first]
+        self.holds = [each for each in self.holds if each[0] < first_index]
         self.hold_position = max((position for _, position in self.holds), default=0)
 
     def refuse(self, written: int, refused: Refused, refusal: Callable[[Buffer, Refused], Buffer | None]) -> bool:
@@ -53,10 +53,10 @@ class Answers(Struct, eq=False):
         pieces = self.pieces
         for index in dict.fromkeys([index for index, position in self.holds if position > written]):
             if index < len(pieces):
-                instead = refusal(pieces[index], refused)
-                if instead is None:
+                replacement = refusal(pieces[index], refused)
+                if replacement is None:
                     return False
-                pieces[index] = instead
+                pieces[index] = replacement
         self.size = sum(map(len, pieces))
         self.hold_position = min(self.hold_position, written)
         return True
@@ -73,11 +73,11 @@ class Output:
     """What waits for the log, what is ready, and what is blocked, in this order of sending."""
 
     __slots__ = (
-        "_border",
         "_drops_rest",
         "_held",
         "_pending",
         "_progress",
+        "_tls_border",
         "blocked",
         "draining",
         "held_bytes",
@@ -95,7 +95,7 @@ class Output:
         self.skipped = 0  # bytes of the first ready piece already sent
         self.draining = False  # whether a task waits until the transport accepts more of `ready`
         self.blocked: list[Buffer] | None = [] if blocked else None  # may not be sent yet
-        self._border: bytearray | None = None  # the last piece in plain text
+        self._tls_border: bytearray | None = None  # the last piece in plain text
         self._drops_rest = False  # after the border
         self._progress: trio.Event | None = None
 
@@ -120,13 +120,13 @@ class Output:
             self.held_bytes += answers.size
         else:
             self._queue_pieces(answers.pieces)
-        self._count(answers.size)
+        self._count_unsent(answers.size)
 
     def hold(self, answers: Answers, position: int) -> None:
         """Hold *answers* until the log is flushed up to *position*."""
         self._held.append((position, answers.pieces, answers.size))
         self.held_bytes += answers.size
-        self._count(answers.size)
+        self._count_unsent(answers.size)
 
     def release(self, readable: int) -> bool:
         """Let out what waited for log positions up to *readable*; return True if nothing is held anymore."""
@@ -145,7 +145,7 @@ class Output:
         if self.blocked is not None:
             self.blocked += pieces
             return
-        if self._border is not None:
+        if self._tls_border is not None:
             pieces = self._stop_at_border(pieces)
         if not self.draining:
             if self.ready:
@@ -159,7 +159,7 @@ class Output:
             else:
                 self.ready += copied(piece, 0)
 
-    def _count(self, size: int) -> None:
+    def _count_unsent(self, size: int) -> None:
         self.unsent_bytes += size
         self._pending.unsent_bytes += size
 
@@ -169,62 +169,62 @@ class Output:
         """Return what is ready, without what was sent of the first piece."""
         return [memoryview(self.ready[0])[self.skipped :], *self.ready[1:]]
 
-    def drop_sent(self, taken: int) -> None:
-        """Drop the first *taken* bytes of what is ready and was not sent."""
-        size = self.unsent_bytes - self.held_bytes
-        if self.skipped + taken == size:
+    def drop_sent(self, sent_bytes: int) -> None:
+        """Drop the first *sent_bytes* bytes of what is ready and was not sent."""
+        unheld_bytes = self.unsent_bytes - self.held_bytes
+        if self.skipped + sent_bytes == unheld_bytes:
             self.ready, self.skipped = [], 0
-            self._count(-size)
+            self._count_unsent(-unheld_bytes)
         else:
-            self._drop_part(self.skipped + taken)
-        if taken and self._progress is not None:
+            self._drop_part(self.skipped + sent_bytes)
+        if sent_bytes and self._progress is not None:
             self.note_progress()
 
-    def _drop_part(self, taken: int) -> None:
-        """Drop pieces of the output that lie fully within the first *taken* bytes, and prepare the others to wait.
+    def _drop_part(self, sent_bytes: int) -> None:
+        """Drop pieces of the output that lie fully within the first *sent_bytes* bytes, and prepare the others to wait.
 
         A piece stays as it is, and counts in full until its last byte is sent: other connections may wait with the same
         object. Only a view that would pin a whole page of the log is copied.
         """
         unsent: list[Buffer] = []
-        done = self.skipped = 0
+        dropped_bytes = self.skipped = 0
         for piece in self.ready:
             size = len(piece)
-            if taken >= size:
-                taken -= size
-                done += size
+            if sent_bytes >= size:
+                sent_bytes -= size
+                dropped_bytes += size
                 continue
             if may_wait(piece):
                 unsent.append(piece)
-                self.skipped += taken
+                self.skipped += sent_bytes
             else:
-                unsent += copied(piece, taken)
-                done += taken
-            taken = 0
+                unsent += copied(piece, sent_bytes)
+                dropped_bytes += sent_bytes
+            sent_bytes = 0
         self.ready = unsent
-        self._count(-done)
+        self._count_unsent(-dropped_bytes)
 
     def drop(self) -> None:
         """Drop all output, and block no more of it."""
-        self.blocked = self._border = None
+        self.blocked = self._tls_border = None
         self._held.clear()
         self.ready, self.skipped = [], 0
         self.held_bytes = 0
-        self._count(-self.unsent_bytes)
+        self._count_unsent(-self.unsent_bytes)
         self.note_progress()
 
     # blocked output
 
     def begin_border(self, *, drops_rest: bool) -> Buffer:
         """Return an empty piece; what is sent after it must not leave in plain text, and is blocked or dropped."""
-        self._border = bytearray()
+        self._tls_border = bytearray()
         self._drops_rest = drops_rest
-        return self._border
+        return self._tls_border
 
     def _stop_at_border(self, pieces: list[Buffer]) -> list[Buffer]:
         """Return the leading *pieces* that are still sent in plain text; block the others."""
         for index, piece in enumerate(pieces):
-            if piece is self._border:
+            if piece is self._tls_border:
                 self.blocked = pieces[index + 1 :]
                 if self._drops_rest:
                     self.drop_blocked()
@@ -239,7 +239,7 @@ class Output:
 
     def unblock(self) -> None:
         """Let out what is blocked, and what comes later."""
-        self._border = None
+        self._tls_border = None
         blocked, self.blocked = self.blocked, None
         if blocked:
             self._queue_pieces(blocked)
@@ -248,7 +248,7 @@ class Output:
         """Drop what is blocked, or will be at the border, because the client will not begin TLS."""
         self._drops_rest = True
         blocked, self.blocked = self.blocked, None
-        self._count(-sum(map(len, blocked or ())))
+        self._count_unsent(-sum(map(len, blocked or ())))
 
     # waiting
 

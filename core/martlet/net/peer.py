@@ -233,9 +233,9 @@ class ServerPeer:
     def over(self) -> bool:
         """Whether to stop reading requests until part of the output has been sent."""
         answers, shared = self.answers, self.shared
-        waiting = self.output.unsent_bytes + (answers.size if answers is not None else 0)
-        return waiting > shared.config.unsent_bytes_max or (
-            waiting > 0 and shared.pending.unsent_bytes > shared.config.unsent_total_bytes_max
+        unsent_bytes = self.output.unsent_bytes + (answers.size if answers is not None else 0)
+        return unsent_bytes > shared.config.unsent_bytes_max or (
+            unsent_bytes > 0 and shared.pending.unsent_bytes > shared.config.unsent_total_bytes_max
         )
 
     @property
@@ -250,12 +250,12 @@ class ServerPeer:
             return
         output = self.output
         try:
-            taken = self.transport.send(output.unsent() if output.skipped else output.ready)
+            sent_bytes = self.transport.send(output.unsent() if output.skipped else output.ready)
         except Exception as error:
             self.lose(error)
             return
-        self.protocol.traffic.bytes_out += taken
-        output.drop_sent(taken)
+        self.protocol.traffic.bytes_out += sent_bytes
+        output.drop_sent(sent_bytes)
         if output.ready or self.transport.pending():
             self.drain()
 
@@ -292,7 +292,7 @@ class ServerPeer:
         """Whether bytes of the protocol itself may follow now; False while a TLS handshake must come first."""
         return self.undecided and (self.encrypted or not self.protocol.tls_required)
 
-    def _end_blocked(self) -> None:
+    def _settle_blocked(self) -> None:
         """Release the blocked output if the protocol itself may follow, else drop it: no first bytes will come."""
         if self.may_be_plain:
             self.decide()
@@ -329,7 +329,7 @@ class ServerPeer:
             return
         self._become(CLOSING)
         self.reason = reason
-        self._end_blocked()
+        self._settle_blocked()
         if not self.idle:
             self.shared.nursery.start_soon(self._close_when_idle)
         elif reason:
@@ -356,7 +356,7 @@ class ServerPeer:
         """Stop reading; current requests are still answered."""
         if self.state is OPEN:
             self._become(READ_ENDED)
-            self._end_blocked()
+            self._settle_blocked()
 
     def lose(self, error: Exception) -> None:
         """Send nothing anymore, because that is not possible after *error*."""

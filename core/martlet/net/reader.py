@@ -52,7 +52,7 @@ class SocketReader:
         self.pump: EventPump[PumpReading] | None = None  # set while the pump runs
         self.turns = ReadTurns()  # for peers that the pump does not read from
         self.openings = Openings(authenticate, self._receive_some)
-        self._rests: dict[ServerPeer, trio.CancelScope] = {}  # of the rests of unfinished requests
+        self._rest_scopes: dict[ServerPeer, trio.CancelScope] = {}  # of the rests of unfinished requests
         self._in_line: set[ServerPeer] = set()  # peers whose read waits until the server has done something else
         self.deadlines = Deadlines(self._deadline_passed)
         self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
@@ -80,7 +80,7 @@ class SocketReader:
         self.deadlines.forget(peer)
         self.incomplete.forget(peer)
         self._in_line.discard(peer)
-        self._rests.pop(peer, None)
+        self._rest_scopes.pop(peer, None)
 
     async def read(self, peer: ServerPeer, reading: PumpReading | None) -> bool:
         """Read until the client's side ends, or an error occurs; an error closes only this connection.
@@ -95,7 +95,7 @@ class SocketReader:
             elif reading is None:
                 await self._read(peer, await self._receive_some(peer))
             elif reading.first is None:
-                return await self._attend(peer, reading)
+                return await self._continue_reading(peer, reading)
             else:
                 first, reading.first = reading.first, None
                 await self._wait_turn(peer)
@@ -104,12 +104,12 @@ class SocketReader:
             self._end_after_error(peer, error)
         return False
 
-    async def _attend(self, peer: ServerPeer, reading: PumpReading) -> bool:
+    async def _continue_reading(self, peer: ServerPeer, reading: PumpReading) -> bool:
         """Finish the read at which the pump stopped; return True if the pump continues to read."""
         if reading.events is not None:
             events, reading.events = reading.events, None
-            left, reading.left = reading.left, False
-            await self._handle_remaining(peer, events, left, reading.received, reading.now)
+            unfinished, reading.unfinished = reading.unfinished, False
+            await self._handle_remaining(peer, events, unfinished, reading.received, reading.now)
             self._finish_read(peer, reading.received, reading.now)
             del events
             if peer.encrypted:  # since `_handle_remaining`: the pump reads plain text only
@@ -198,14 +198,14 @@ class SocketReader:
         if not hasattr(select, "epoll"):
             task_status.started()
             return
-        self.pump = EventPump(self._rounds, self._read_now)
+        self.pump = EventPump(self._rounds, self._read_in_round)
         task_status.started()
         try:
             await self.pump.run()
         finally:
             self.pump = None
 
-    def _read_now(self, reading: PumpReading) -> None:
+    def _read_in_round(self, reading: PumpReading) -> None:
         """Read once and handle complete requests, in a round of the pump."""
         peer = reading.peer
         reading.in_round = True
@@ -217,7 +217,7 @@ class SocketReader:
                 reading.ended = True
             elif reading.plain or self.openings.is_plain(peer, data):
                 reading.plain = True
-                self._take_now(reading, data)
+                self._handle_in_round(reading, data)
             else:
                 reading.first = data
         except Exception as error:
@@ -231,17 +231,17 @@ class SocketReader:
         if reading.ended or reading.first is not None or reading.events is not None or peer.over:
             reading.stop()
 
-    def _take_now(self, reading: PumpReading, data: bytes) -> None:
+    def _handle_in_round(self, reading: PumpReading, data: bytes) -> None:
         peer = reading.peer
         now = trio.current_time()
         peer.protocol.traffic.bytes_in += len(data)
         peer.connection.receive_data(data, now)
         events = iter(peer.connection.events())
-        left = self._handle(peer, events)
-        if left is True:
+        unfinished = self._handle(peer, events)
+        if unfinished is True:
             self._finish_read(peer, len(data), now)
         else:
-            reading.events, reading.left, reading.received, reading.now = events, left, len(data), now
+            reading.events, reading.unfinished, reading.received, reading.now = events, unfinished, len(data), now
 
     def _finish_read(self, peer: ServerPeer, received: int, now: float) -> None:
         """Finish a read of *received* bytes, whose complete requests have all been handled."""
@@ -256,12 +256,12 @@ class SocketReader:
         try:
             peer.connection.receive_data(data, now)
             events = iter(peer.connection.events())
-            left = self._handle(peer, events)
+            unfinished = self._handle(peer, events)
         finally:
             self._rounds.end()
-        if left is not True:
+        if unfinished is not True:
             self.turns.had_large = True
-            await self._handle_remaining(peer, events, left, len(data), now)
+            await self._handle_remaining(peer, events, unfinished, len(data), now)
         self._finish_read(peer, len(data), now)
         if peer.over:
             await peer.wait_room()
@@ -271,7 +271,7 @@ class SocketReader:
 
         That is the rest of a request, or False for room in the output, TLS, or the turn of others.
         """
-        handle, left = peer.handler.handle, EVENTS_A_TURN
+        handle, events_left = peer.handler.handle, EVENTS_A_TURN
         for event in events:
             rest = handle(event)
             if rest is not None:
@@ -282,19 +282,19 @@ class SocketReader:
                 if peer.state >= CLOSING:
                     break
                 return False
-            left -= 1
-            if not left:
+            events_left -= 1
+            if not events_left:
                 return False
         return True
 
     async def _handle_remaining(
-        self, peer: ServerPeer, events: Iterator[Any], left: Awaitable[None] | bool, received: int, now: float
+        self, peer: ServerPeer, events: Iterator[Any], unfinished: Awaitable[None] | bool, received: int, now: float
     ) -> None:
-        """Wait for what `_handle` has *left*, and handle the remaining *events*."""
+        """Wait for *unfinished*, the result of `_handle`, and handle the remaining *events*."""
         self._in_line.add(peer)
         try:
-            while left is not True:
-                rest, left = left, False
+            while unfinished is not True:
+                rest, unfinished = unfinished, False
                 if rest is not False:
                     await self._wait_unfinished(peer, rest)
                 elif peer.upgrade is not None:
@@ -311,7 +311,7 @@ class SocketReader:
                     continue
                 self._rounds.begin()
                 try:
-                    left = self._handle(peer, events)
+                    unfinished = self._handle(peer, events)
                 finally:
                     self._rounds.end()
         finally:
@@ -326,16 +326,16 @@ class SocketReader:
 
     async def _wait_unfinished(self, peer: ServerPeer, rest: Awaitable[None]) -> None:
         """Wait for the unfinished part of a request; earlier answers are sent, later requests of this peer wait."""
-        scope = self._rests[peer] = trio.CancelScope()
+        scope = self._rest_scopes[peer] = trio.CancelScope()
         if peer.state >= LOST:
             scope.cancel()
         with scope:
             await rest
-        del self._rests[peer]
+        del self._rest_scopes[peer]
 
     def cancel_rest(self, peer: ServerPeer) -> None:
         """Cancel the unfinished request of *peer*, which is lost."""
-        scope = self._rests.get(peer)
+        scope = self._rest_scopes.get(peer)
         if scope is not None:
             scope.cancel()
 
@@ -353,31 +353,31 @@ class SocketReader:
         """Close the connections with the oldest incomplete requests, because *peer* exceeded a limit."""
         requests, config = self.incomplete, self._config
         origin = origin_of(peer.host)
-        held, held_here = requests.total, requests.held_by(origin)
-        slow = requests.give_way(origin)
-        self.incomplete_closed += len(slow)
+        held_total, held_by_address = requests.total, requests.held_by(origin)
+        slow_peers = requests.give_way(origin)
+        self.incomplete_closed += len(slow_peers)
         self._complaints.warn(
             "%d connections closed because they sent requests most slowly, %s first; incomplete requests used "
             "%d bytes and those from the address of %s %d, server.incomplete_total_bytes_max is %d and "
             "server.incomplete_address_bytes_max %d",
-            len(slow),
-            slow[0].address,
-            held,
+            len(slow_peers),
+            slow_peers[0].address,
+            held_total,
             peer.address,
-            held_here,
+            held_by_address,
             config.incomplete_total_bytes_max,
             config.incomplete_address_bytes_max,
         )
-        for each in slow:
+        for each in slow_peers:
             each.lose(TimeoutError("it sent its request too slowly when too many requests were incomplete"))
 
     def _deadline_passed(self, peer: ServerPeer, now: float) -> None:
         """Let the connection of *peer* handle its deadline, if the deadline has really passed."""
-        if peer.state >= CLOSING or peer in self._rests or peer in self._in_line:  # watched again after that
+        if peer.state >= CLOSING or peer in self._rest_scopes or peer in self._in_line:  # watched again after that
             return
         self._rounds.begin()
         try:
-            if self._read_first(peer) and peer.connection.deadline() <= now:
+            if self._read_received(peer) and peer.connection.deadline() <= now:
                 peer.connection.handle_timeout(now)
                 for event in peer.connection.events():
                     if peer.handler.handle(event) is not None:
@@ -394,7 +394,7 @@ class SocketReader:
             self._rounds.end()
         self.deadlines.watch(peer)
 
-    def _read_first(self, peer: ServerPeer) -> bool:
+    def _read_received(self, peer: ServerPeer) -> bool:
         """Read bytes already received from *peer*: a busy server must not close a client whose request waits to be
         read.
 
@@ -404,6 +404,6 @@ class SocketReader:
         if self.pump is not None and isinstance(transport, SocketTransport):
             reading = self.pump.watched(transport.fileno())
             if reading is not None:
-                self._read_now(reading)
+                self._read_in_round(reading)
                 return not reading.attended and peer.state < CLOSING
         return True

@@ -66,9 +66,9 @@ class Rounds:
         self._pending = pending
         self._turn = TurnNumber()
         self._spent_s = 0.0  # time that rounds have spent on collecting ...
-        self._spent_in = 0  # ... in the turn with this number
+        self._spent_turn = 0  # ... in the turn with this number
         if store is not None:
-            store.readable_end.on_moved.append(self._flushed)
+            store.readable_end.on_moved.append(self._release_flushed)
             store.committer.on_commit_wanted = pending.want_commit
             pending.want_durable = store.flusher.want_durable
 
@@ -98,7 +98,7 @@ class Rounds:
             if pending.woken_last:
                 self._collect_woken(pending.woken_last, COLLECT_LAST_S)
             if pending.releasing:
-                self._release()
+                self._release_held()
         finally:
             pending.in_round = False
         if pending.woken or pending.woken_last or pending.touched or pending.commit_wanted or pending.releasing:
@@ -119,10 +119,10 @@ class Rounds:
         peers.
         """
         touched = ((peer, peer.answers) for peer in self._pending.touched)
-        wrong = [
+        not_stored = [
             (peer, answers) for peer, answers in touched if answers is not None and answers.hold_position > written
         ]
-        for peer, answers in wrong:
+        for peer, answers in not_stored:
             if isinstance(error, Refused) and answers.refuse(written, error, peer.handler.refuse):
                 continue
             log.error("%s closed and its answers dropped; %s", peer.shown, error)
@@ -131,7 +131,7 @@ class Rounds:
             if isinstance(error, Refused):
                 peer.send(peer.connection.farewell(error))
             peer.close(str(error))
-        if not wrong:
+        if not not_stored:
             log.error("messages without a waiting client were not stored; %s", error)
 
     def _queue_output(self) -> None:
@@ -141,13 +141,13 @@ class Rounds:
             peers, pending.touched = pending.touched, []
             readable, committed = self.readable, self.committed
             for peer in peers:
-                self._queue(peer, readable, committed)
+                self._send_or_hold(peer, readable, committed)
 
     def queue_output(self, peer: ServerPeer) -> None:
         """Send the answers of *peer* in this round, or hold them."""
-        self._queue(peer, self.readable, self.committed)
+        self._send_or_hold(peer, self.readable, self.committed)
 
-    def _queue(self, peer: ServerPeer, readable: int, committed: int) -> None:
+    def _send_or_hold(self, peer: ServerPeer, readable: int, committed: int) -> None:
         """Send the answers of *peer* in this round, or hold those that depend on the log beyond *readable*.
 
         Answers that wait for `NEXT_COMMIT` wait for *committed*, the current end of the log.
@@ -182,17 +182,17 @@ class Rounds:
 
     def _collect_in_turn(self) -> None:
         """Collect until the time for collecting in this turn of the event loop is used up."""
-        if self._spent_in != self._turn.number:
-            self._spent_in, self._spent_s = self._turn.number, 0.0
+        if self._spent_turn != self._turn.number:
+            self._spent_turn, self._spent_s = self._turn.number, 0.0
         if self._spent_s < COLLECT_S:
-            began = self._clock()
+            began_s = self._clock()
             self._collect_woken(self._pending.woken, COLLECT_S - self._spent_s)
-            self._spent_s += self._clock() - began
+            self._spent_s += self._clock() - began_s
 
     def _collect_woken(self, woken: deque[ServerPeer], limit_s: float) -> None:
         """Call `Handler.collect` of *woken* peers, a limited number at a time; peers without room wait for it."""
         count, collected = min(COLLECTS_A_ROUND, len(woken)), 0
-        ends = self._clock() + limit_s if count > 1 else 0.0
+        end_s = self._clock() + limit_s if count > 1 else 0.0
         for left in reversed(range(count)):
             peer = woken.popleft()
             if peer.state >= CLOSING:
@@ -200,10 +200,10 @@ class Rounds:
             elif peer.output.draining or peer.over:
                 self._pending.defer(peer)
             else:
-                before = peer.answers.size if peer.answers is not None else 0
+                size_before = peer.answers.size if peer.answers is not None else 0
                 self._collect(peer, collected)
-                collected += (peer.answers.size if peer.answers is not None else 0) - before
-                if left and self._clock() >= ends:
+                collected += (peer.answers.size if peer.answers is not None else 0) - size_before
+                if left and self._clock() >= end_s:
                     break
         self._commit()
         self._queue_output()
@@ -214,9 +214,9 @@ class Rounds:
         """
         set_delivery(peer, IDLE)
         config = self._config
-        full = self._pending.unsent_bytes + collected > config.unsent_total_bytes_max
+        is_over_limit = self._pending.unsent_bytes + collected > config.unsent_total_bytes_max
         try:
-            peer.handler.collect(config.collect_bytes // COLLECT_LESS if full else config.collect_bytes)
+            peer.handler.collect(config.collect_bytes // COLLECT_LESS if is_over_limit else config.collect_bytes)
         except MartletError as error:
             peer.close(str(error))
         except Exception as error:
@@ -224,11 +224,11 @@ class Rounds:
 
     # held answers
 
-    def _flushed(self) -> None:
+    def _release_flushed(self) -> None:
         """Send the answers that waited for the completed flush."""
         pending = self._pending
         if pending.held:
-            self._release()
+            self._release_held()
         if pending.in_round:
             return
         if pending.woken:
@@ -236,18 +236,18 @@ class Rounds:
         elif pending.releasing:
             pending.due.set()
 
-    def _release(self) -> None:
+    def _release_held(self) -> None:
         """Release held answers that need no longer wait for the log, of a bounded number of peers."""
         pending, readable = self._pending, self.readable
         pending.releasing = False
-        left = RELEASES_A_ROUND
+        releases_left = RELEASES_A_ROUND
         for peer in list(pending.held):
             if peer.output.held_position > readable:
                 continue
-            if not left:
+            if not releases_left:
                 pending.releasing = True
                 return
-            left -= 1
+            releases_left -= 1
             if peer.output.release(readable):
                 pending.held.pop(peer, None)
             if peer.output.ready and not peer.output.draining:
