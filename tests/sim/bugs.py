@@ -698,7 +698,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("timers early", (DampedClock, "now_ms", _ahead)),
     bug("delay levels early", (DelayClock, "stored_ms", _early_stored)),
     bug("timers delivered again after a start", (journal_writer, "gone", _note_no_timer)),
-    bug("delay levels delivered again after a start", (LevelDelivery, "_known", _forget_offsets)),
+    bug("delay levels delivered again after a start", (LevelDelivery, "_delivered_before_start", _forget_offsets)),
     bug(
         "lost rounds of the delay levels hidden by later ones",
         (level_state, "apply_note", _trust_newest),
@@ -714,7 +714,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("rolled back and delivered", (HeldTransactions, "end", _commit_always)),
     bug("half messages delivered", (HeldTransactions, "hold", _take_all)),
     bug("transactions not checked", (Checks, "round", _never_check)),
-    bug("checks not counted", (checks, "checked", _forget_checks)),
+    bug("checks not counted", (checks, "checked_note", _forget_checks)),
     bug("popped messages return too early", (PopGroup, "hand_out", _short_leases)),
     bug("popped messages lost at a start", (group_queues, "restore", _skip_popped), poppers=2, script=power_cuts),
     bug("acknowledged messages return after a start", (GroupJournalWriter, "ack", _ignored)),

@@ -166,7 +166,7 @@ class TimerHandover:
 
     def _find_ended(self, read_ms: int, wheel_end: int) -> Steps[set[Timer]]:
         """Return the timers that RocketMQ has delivered or rolled."""
-        over: set[Timer] = set()
+        ended_timers: set[Timer] = set()
         newest: dict[tuple[int, int], int] = {}
         hour_of = -1
         budget = Budget()
@@ -174,15 +174,15 @@ class TimerHandover:
             if hour != hour_of:
                 hour_of, newest = hour, {}
             if position < wheel_end and (due_ms - 1) // PRECISION_MS * PRECISION_MS < read_ms:
-                over.add((due_ms, position))
+                ended_timers.add((due_ms, position))
             else:
                 before = newest.get((due_ms, key))
                 if before is not None:
-                    over.add((due_ms, before))
+                    ended_timers.add((due_ms, before))
                 newest[due_ms, key] = position
             if budget.is_over():
                 yield
-        return over
+        return ended_timers
 
     def _rows(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield hour, time, position and key hash of all pending timers, by hour and in log order."""
