@@ -558,7 +558,7 @@ async def test_what_arrives_after_a_thread_found_nothing_is_not_missed(waiting: 
     topic = waiting.topic("T")
     client = waiting.client()
     pull = pull_that_was_read(client, topic, 0, ReadResult(ReadStatus.EMPTY, 0, 0, 0))
-    pull.last = False
+    pull.must_answer = False
     pull.suspend_until = math.inf
     assert (client.peer.woken, parked(client)) == (True, 0)
     await fill(waiting, topic, "A")  # before the next collect

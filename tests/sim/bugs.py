@@ -643,7 +643,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("ack before flush", (ServerPeer, "hold_until", _ignored)),
     bug("answers released when written", (Rounds, "_queue", _release_early)),
     bug("read past durable", (Readers, "read_near", _read_past_durable)),
-    bug("lost wake-up", (ParkedPulls, "_arrived", _lose_wake_up)),
+    bug("lost wake-up", (ParkedPulls, "_release_matching", _lose_wake_up)),
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
     bug("message skipped", (LogReader, "read", _skip_entry)),
     bug("group offset goes back", (CommittedOffsets, "commit", _commit_back)),

@@ -47,17 +47,17 @@ class OtherBrokers:
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
-        self._known: dict[str, tuple[float, Sequence[TopicQueues]]] = {}
-        self._asking = trio.Lock()
+        self._answers: dict[str, tuple[float, Sequence[TopicQueues]]] = {}
+        self._ask_lock = trio.Lock()
 
     def known(self, topic: str) -> Sequence[TopicQueues] | None:
         """Return the queues of *topic* on all registered brokers; None if a name server must be asked."""
         if not self._routes.asks_elsewhere:
             return self._routes.queues_inside(topic)
-        found = self._known.get(topic)
-        if found is None or found[0] < trio.current_time():
+        answer = self._answers.get(topic)
+        if answer is None or answer[0] < trio.current_time():
             return None
-        return [*self._routes.queues_inside(topic), *found[1]]
+        return [*self._routes.queues_inside(topic), *answer[1]]
 
     async def ask(self, topic: str) -> Sequence[TopicQueues]:
         """Return the queues of *topic* on all registered brokers; ask a name server if necessary.
@@ -67,24 +67,24 @@ class OtherBrokers:
         Raises:
           Refused: no name server answered, and there is no earlier answer (UNAVAILABLE).
         """
-        async with self._asking:
-            fresh = self.known(topic)
-            if fresh is not None:
-                return fresh
+        async with self._ask_lock:
+            queues = self.known(topic)
+            if queues is not None:
+                return queues
             try:
                 with trio.fail_after(PATIENCE_S):
-                    self._keep(topic, await self._routes.queues_elsewhere(topic))
+                    self._keep_answer(topic, await self._routes.queues_elsewhere(topic))
             except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
-                held = self._known.get(topic)
-                if held is None:
+                old_answer = self._answers.get(topic)
+                if old_answer is None:
                     reason = str(error) or f"none answered within {PATIENCE_S:g} s"
                     text = f"other brokers of topic[{topic}] are unknown, because no name server answered"
                     raise Refused(Reason.UNAVAILABLE, f"{text}; {reason}") from error
-                self._keep(topic, held[1])
-        return [*self._routes.queues_inside(topic), *self._known[topic][1]]
+                self._keep_answer(topic, old_answer[1])
+        return [*self._routes.queues_inside(topic), *self._answers[topic][1]]
 
-    def _keep(self, topic: str, queues: Sequence[TopicQueues]) -> None:
-        self._known.pop(topic, None)
-        if len(self._known) >= TOPICS_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[topic] = trio.current_time() + FRESH_S, queues
+    def _keep_answer(self, topic: str, queues: Sequence[TopicQueues]) -> None:
+        self._answers.pop(topic, None)
+        if len(self._answers) >= TOPICS_MAX:
+            del self._answers[next(iter(self._answers))]
+        self._answers[topic] = trio.current_time() + FRESH_S, queues

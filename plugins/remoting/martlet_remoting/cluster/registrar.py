@@ -107,11 +107,11 @@ class Registrar:
         self._address = ""
         self._inside: NameServer | None = None
         self._inside_stale = False
-        self._stopped = False
+        self._is_stopped = False
         self._scope: trio.CancelScope | None = None
         self._wake = trio.Event()
         self._remotes = [_Remote(self, address, connect) for address in nameservers]
-        broker.topics.changed.append(self._changed)
+        broker.topics.changed.append(self._register_change)
         broker.stats.add("registration", self.statistics)
 
     def bound(self, address: str) -> None:
@@ -225,9 +225,9 @@ class Registrar:
     def all_topics(self) -> list[Topic]:
         return list(self._broker.topics)
 
-    def _changed(self, topic: Topic | None) -> None:
+    def _register_change(self, topic: Topic | None) -> None:
         """Register the created or changed *topic*; None means that a topic was deleted."""
-        if not self._address or self._stopped:
+        if not self._address or self._is_stopped:
             return
         for remote in self._remotes:
             remote.note(topic)
@@ -249,15 +249,15 @@ class Registrar:
         """Yield all topics, each in its current state, because topics may change between slices."""
         topics = self._broker.topics
         for topic in topics:
-            held = topics.get(topic.name)
-            if held is not None:
-                yield _shape(held)
+            current_topic = topics.get(topic.name)
+            if current_topic is not None:
+                yield _shape(current_topic)
 
     def _tell_inside(self, server: NameServer, shapes: Iterable[TopicShape], *, complete: bool) -> Steps[None]:
         """Register with the name server in this process; log a refusal instead of failing the caller."""
-        new = self.registration(complete=complete)
+        registration = self.registration(complete=complete)
         try:
-            yield from server.table.register(new, server.now(), None, shapes, limited=False)
+            yield from server.table.register(registration, server.now(), None, shapes, limited=False)
         except Refused as error:
             log.warning("the name server in this process refused the registration; %s", error)
 
@@ -265,7 +265,7 @@ class Registrar:
         """Register and stay registered until `stop` or cancelled; then unregister, for a short time at most."""
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
-            if self._stopped:
+            if self._is_stopped:
                 self._scope.cancel()
             for remote in self._remotes:
                 nursery.start_soon(remote.run)
@@ -276,7 +276,7 @@ class Registrar:
 
     def stop(self) -> None:
         """Unregister now, so that clients go elsewhere while the broker shuts down; `run` ends."""
-        self._stopped = True
+        self._is_stopped = True
         self._leave_inside()
         if self._scope is not None:
             self._scope.cancel()
@@ -286,12 +286,12 @@ class Registrar:
             with trio.move_on_after(self._register_s):
                 await self._wake.wait()
             self._wake = trio.Event()
-            if self._inside_stale or self.tells_all(rounds) or not self._renewed_inside():
-                begun = trio.current_time()
+            if self._inside_stale or self.tells_all(rounds) or not self._renew_inside():
+                start = trio.current_time()
                 await self.turns.finish(self._register_inside())
-                await trio.sleep(min(PAUSE_TIMES * (trio.current_time() - begun), PAUSE_MOST_S))
+                await trio.sleep(min(PAUSE_TIMES * (trio.current_time() - start), PAUSE_MOST_S))
 
-    def _renewed_inside(self) -> bool:
+    def _renew_inside(self) -> bool:
         """Send a heartbeat; return False if the name server does not have the current topics."""
         if self._inside is None:
             return True
@@ -318,7 +318,7 @@ class Registrar:
     def statistics(self) -> dict[str, object]:
         states: dict[str, str] = {remote.address: remote.state for remote in self._remotes}
         if self._inside is not None:
-            states[self._inside.address] = "unregistered" if self._stopped else "registered"
+            states[self._inside.address] = "unregistered" if self._is_stopped else "registered"
         return {"address": self._address, "nameservers": states}
 
 
@@ -332,14 +332,14 @@ class _Remote:
         self._registrar = registrar
         self._host, self._port = split_address(address)
         self._connect = connect
-        self._changed: dict[str, Topic] = {}
+        self._changed_topics: dict[str, Topic] = {}
         self._nap: trio.CancelScope | None = None
         self._pause_s = RETRY_FIRST_S
 
     def note(self, topic: Topic | None) -> None:
         """Send *topic* soon; a deletion (None) cannot be sent, so the whole table is sent without the topic."""
         if topic is not None:
-            self._changed[topic.name] = topic
+            self._changed_topics[topic.name] = topic
             if self._nap is not None:
                 self._nap.cancel()
 
@@ -356,14 +356,14 @@ class _Remote:
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return ()
         if answer.code != ResponseCode.SUCCESS:
-            raise _refused(question, answer)
+            raise _refusal_error(question, answer)
         return decode_route(answer.body).queues
 
     async def run(self) -> None:
         """Connect, stay registered, and reconnect after failures, until cancelled."""
         while True:
             try:
-                await self._stay()
+                await self._stay_registered()
             except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
                 reason = why_not_opened(error)
                 self.state = f"failed: {reason}"
@@ -373,7 +373,7 @@ class _Remote:
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, RETRY_MOST_S)
             await trio.sleep(pause_s)
 
-    async def _stay(self) -> None:
+    async def _stay_registered(self) -> None:
         with trio.fail_after(REQUEST_TIMEOUT_S):
             stream = await self._connect(self._host, self._port)
         connection = _Connection(stream)
@@ -381,9 +381,9 @@ class _Remote:
             await self._register(connection, self._registrar.all_topics())
             log.info("registered with name server %s as %s", self.address, self._registrar.address)
             for rounds in itertools.count(1):
-                await self._rest(connection)
-                if self._changed:
-                    await self._register(connection, list(self._changed.values()))
+                await self._wait_for_change(connection)
+                if self._changed_topics:
+                    await self._register(connection, list(self._changed_topics.values()))
                 elif self._registrar.tells_all(rounds) or await self._is_unknown(connection):
                     await self._register(connection, self._registrar.all_topics())
         finally:
@@ -393,7 +393,7 @@ class _Remote:
                 await trio.aclose_forcefully(stream)
 
     async def _register(self, connection: "_Connection", topics: list[Topic]) -> None:
-        self._changed.clear()
+        self._changed_topics.clear()
         self.state = "registering"
         answer = await connection.ask(*await self._registrar.turns.finish(self._registrar.encode(topics)))
         self.state = "registered"
@@ -407,16 +407,16 @@ class _Remote:
         answer = await connection.ask(self._registrar.question())
         return answer.text("changed", "true") != "false"
 
-    async def _rest(self, connection: "_Connection") -> None:
+    async def _wait_for_change(self, connection: "_Connection") -> None:
         """Wait until it is time to register again or a topic has changed."""
         with trio.CancelScope() as self._nap:
-            if not self._changed:
+            if not self._changed_topics:
                 with trio.move_on_after(self._registrar.register_s):
                     await connection.listen()
         self._nap = None
 
     async def _leave(self, connection: "_Connection") -> None:
-        if self.state == "registered" and not connection.broken:
+        if self.state == "registered" and not connection.is_broken:
             try:
                 await connection.ask(self._registrar.goodbye())
             except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
@@ -428,7 +428,7 @@ class _Connection:
     """A connection to a name server, with one request at a time."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
-        self.broken = False
+        self.is_broken = False
         self._stream = stream
         self._frames = FrameBuffer(ANSWER_BYTES_MAX)
         self._opaque = 0
@@ -441,7 +441,7 @@ class _Connection:
         """
         answer = await self.exchange(command, body)
         if answer.code != ResponseCode.SUCCESS:
-            raise _refused(command, answer)
+            raise _refusal_error(command, answer)
         return answer
 
     async def exchange(self, command: Command, body: Sequence[bytes] = ()) -> Command:
@@ -452,29 +452,29 @@ class _Connection:
         """
         self._opaque += 1
         command.opaque = self._opaque
-        self.broken = True  # after half a request the connection is unusable
+        self.is_broken = True  # after half a request the connection is unusable
         with trio.fail_after(REQUEST_TIMEOUT_S):
             for piece in encode_command_in_pieces(command, body or [command.body]):
                 await self._stream.send_all(piece)
-            while (answer := await self._next()).opaque != self._opaque or not answer.is_response:
+            while (answer := await self._receive_command()).opaque != self._opaque or not answer.is_response:
                 pass
-        self.broken = False
+        self.is_broken = False
         return answer
 
     async def listen(self) -> None:
         """Read and drop unexpected data, to notice a closed connection."""
         while True:
-            await self._next()
+            await self._receive_command()
 
-    async def _next(self) -> Command:
+    async def _receive_command(self) -> Command:
         while (command := self._frames.next_command()) is None:
             data = await self._stream.receive_some(RECEIVE_BYTES)
             if not data:
-                self.broken = True
+                self.is_broken = True
                 raise RemoteProtocolError("it closed the connection")
             self._frames.receive_data(bytes(data))
         return command
 
 
-def _refused(command: Command, answer: Command) -> RemoteProtocolError:
+def _refusal_error(command: Command, answer: Command) -> RemoteProtocolError:
     return RemoteProtocolError(f"request {command.code} was answered {answer.code}: {answer.remark}")

@@ -215,20 +215,20 @@ def talking(work: Work | None = None) -> Callable[[Any], int]:
         logging.getLogger("martlet_client").addHandler(logging.NullHandler())
         check_text(arguments)
         arguments.settings = client_settings(arguments)
-        chosen: Work = work or arguments.work
+        chosen_work: Work = work or arguments.work
         try:
-            return trio.run(_until_interrupted, chosen, arguments)
+            return trio.run(_run_until_interrupted, chosen_work, arguments)
         except ClientError as error:
-            raise _told(error, arguments.settings) from error
+            raise _explained_error(error, arguments.settings) from error
         except BaseExceptionGroup as group:
             raise BaseExceptionGroup(
-                "failed", [_told(error, arguments.settings) for error in _leaves(group)]
+                "failed", [_explained_error(error, arguments.settings) for error in _leaves(group)]
             ) from group
 
     return run
 
 
-def _told(error: BaseException, settings: ClientSettings) -> BaseException:
+def _explained_error(error: BaseException, settings: ClientSettings) -> BaseException:
     """Return the error to report to the user for *error*."""
     text = str(error)
     hint = "start a broker with `martlet run`, or give the address with --name-server"
@@ -259,20 +259,20 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-async def _until_interrupted(work: Work, arguments: Any) -> int:
+async def _run_until_interrupted(work: Work, arguments: Any) -> int:
     """Run *work*; the first Ctrl-C cancels it, the second interrupts it immediately.
 
     Raises:
       KeyboardInterrupt: *work* was interrupted; in an exception group if *work* failed while it was cancelled.
     """
-    at_once = signal.getsignal(signal.SIGINT)
-    if at_once == signal.SIG_IGN:
+    previous_handler = signal.getsignal(signal.SIGINT)
+    if previous_handler == signal.SIG_IGN:
         return await work(arguments)  # a background job of a script, which ignores the script's Ctrl-C
     token = trio.lowlevel.current_trio_token()
     scope = trio.CancelScope()
 
     def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, at_once)
+        signal.signal(signal.SIGINT, previous_handler)
         token.run_sync_soon(scope.cancel)
 
     signal.signal(signal.SIGINT, interrupt)
@@ -284,5 +284,5 @@ async def _until_interrupted(work: Work, arguments: Any) -> int:
             raise BaseExceptionGroup("interrupted", [KeyboardInterrupt(), error]) from None
         raise
     finally:
-        signal.signal(signal.SIGINT, at_once)
+        signal.signal(signal.SIGINT, previous_handler)
     raise KeyboardInterrupt

@@ -78,13 +78,13 @@ async def show_list(arguments: Any) -> int:
         for topic in await admin.topics():
             if topic.startswith(PREFIX):
                 stats = [each for each in await admin.topic_stats(topic) if each.max_offset > each.min_offset]
-                waiting = 0
+                not_resent = 0
                 for each in stats:
-                    resent = await consumer.committed(each.queue)
-                    waiting += each.max_offset - max(each.min_offset, resent or 0)
+                    resent_end = await consumer.committed(each.queue)
+                    not_resent += each.max_offset - max(each.min_offset, resent_end or 0)
                 messages = sum(each.max_offset - each.min_offset for each in stats)
                 last_ms = max((each.last_update_ms for each in stats), default=0)
-                rows.append((topic.removeprefix(PREFIX), messages, waiting, day_time(last_ms)))
+                rows.append((topic.removeprefix(PREFIX), messages, not_resent, day_time(last_ms)))
     print_rows(("group", "messages", "not resent", "last"), rows, as_json=arguments.json)
     return Exit.OK
 

@@ -148,15 +148,15 @@ async def do_reset(arguments: Any) -> int:
 async def _reset_queues(admin: Admin, arguments: Any) -> dict[MessageQueue, int]:
     """Compute all target offsets first, so that an error leaves every queue unchanged; then reset the queues."""
     stats = await admin.topic_stats(arguments.topic)
-    chosen = [each for each in stats if arguments.queue in (None, each.queue.queue_id)]
-    if not chosen:
-        last = max((each.queue.queue_id for each in stats), default=-1)
-        raise ClientError(f"topic {arguments.topic!r} has no queue {arguments.queue}; it has 0 to {last}")
-    targets = {each.queue: await _target(admin, each, arguments.to) for each in chosen}
-    found: dict[MessageQueue, int] = {}
+    chosen_stats = [each for each in stats if arguments.queue in (None, each.queue.queue_id)]
+    if not chosen_stats:
+        last_id = max((each.queue.queue_id for each in stats), default=-1)
+        raise ClientError(f"topic {arguments.topic!r} has no queue {arguments.queue}; it has 0 to {last_id}")
+    targets = {each.queue: await _target(admin, each, arguments.to) for each in chosen_stats}
+    offsets: dict[MessageQueue, int] = {}
     for queue, offset in targets.items():
-        found |= await admin.reset_queue_offset(arguments.group, queue, offset)
-    return found
+        offsets |= await admin.reset_queue_offset(arguments.group, queue, offset)
+    return offsets
 
 
 async def _target(admin: Admin, stats: QueueStats, to: Where) -> int:

@@ -116,11 +116,11 @@ async def choose_queues(consumer: PullConsumer, topic: str, queue_id: int | None
     queues = await consumer.queues(topic)
     if not queues:
         raise ClientError(f"topic {topic!r} has no readable queue; `martlet topic list --all` shows its permissions")
-    chosen = [queue for queue in queues if queue_id in (None, queue.queue_id)]
-    if not chosen:
-        last = max(queue.queue_id for queue in queues)
-        raise ClientError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {last}")
-    return chosen
+    chosen_queues = [queue for queue in queues if queue_id in (None, queue.queue_id)]
+    if not chosen_queues:
+        last_id = max(queue.queue_id for queue in queues)
+        raise ClientError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {last_id}")
+    return chosen_queues
 
 
 def show(message: ReceivedMessage, *, as_json: bool) -> None:

@@ -61,19 +61,19 @@ async def ping(arguments: Any) -> int:
         if arguments.broker is not None:
             pongs.append(await _ask_alone(admin, arguments.broker))
         else:
-            began = time.perf_counter()
+            start = time.perf_counter()
             masters = (await admin.cluster()).masters()
-            pongs.append(Pong("name server", "", admin.network.settings.name_server, _since_ms(began), ""))
+            pongs.append(Pong("name server", "", admin.network.settings.name_server, _since_ms(start), ""))
             async with trio.open_nursery() as nursery:
 
-                async def one(name: str, address: str) -> None:
+                async def ping_broker(name: str, address: str) -> None:
                     try:
                         pongs.append(await _ask(admin, name, address))
                     except ClientError as error:
                         pongs.append(Pong("broker", name, address, 0.0, str(error)))
 
                 for name, address in masters.items():
-                    nursery.start_soon(one, name, address)
+                    nursery.start_soon(ping_broker, name, address)
             if not masters:
                 complain("no broker is registered with the name server; `martlet run` starts one")
     _show(pongs, arguments)

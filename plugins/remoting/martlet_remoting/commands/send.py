@@ -178,16 +178,18 @@ def _stdin() -> BinaryIO:
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
-    rest = b""
-    number = 1
+    partial_line = b""
+    line_number = 1
     while data := source.read(STDIN_BYTES):
-        *whole, rest = (rest + data).split(b"\n")
-        yield from whole
-        number += len(whole)
-        if len(rest) > BODY_BYTES_MAX:
-            raise ClientError(f"line {number} is larger than {BODY_BYTES_MAX} bytes, the limit of a body; send less")
-    if rest:
-        yield rest
+        *lines, partial_line = (partial_line + data).split(b"\n")
+        yield from lines
+        line_number += len(lines)
+        if len(partial_line) > BODY_BYTES_MAX:
+            raise ClientError(
+                f"line {line_number} is larger than {BODY_BYTES_MAX} bytes, the limit of a body; send less"
+            )
+    if partial_line:
+        yield partial_line
 
 
 def _content(path: str) -> bytes:

@@ -99,9 +99,9 @@ async def _counters(admin: Admin, address: str, *, rocketmq: bool) -> dict[str, 
 def _rates(before: Counters, now: Counters, spent_s: float) -> dict[str, dict[str, float]]:
     """Return the change per second of each counter that changed."""
 
-    def changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-        for key, text in new.items():
-            change = round((_number(text) - _number(old.get(key, text))) / spent_s, 2)
+    def changes(old_counters: Mapping[str, str], new_counters: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+        for key, text in new_counters.items():
+            change = round((_number(text) - _number(old_counters.get(key, text))) / spent_s, 2)
             if change:
                 yield key, change
 

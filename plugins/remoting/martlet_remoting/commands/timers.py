@@ -68,8 +68,8 @@ async def show_count(arguments: Any) -> int:
 
 
 async def show_list(arguments: Any) -> int:
-    found = await _ask(arguments, arguments.count)
-    messages = [{"broker": name, **each} for name, told in found.items() for each in told.get("messages", [])]
+    answers = await _ask(arguments, arguments.count)
+    messages = [{"broker": name, **each} for name, answer in answers.items() for each in answer.get("messages", [])]
     messages.sort(key=lambda each: (each["due"], each["broker"]))
     if arguments.json:
         print_json(messages)

@@ -89,25 +89,25 @@ class Listed(Struct):
 
 
 async def show_list(arguments: Any) -> int:
-    found: dict[str, Listed] = {}
+    rows_by_name: dict[str, Listed] = {}
     async with Admin(arguments.settings) as admin:
         cluster = await admin.cluster()
-        own = {*cluster.clusters, *cluster.brokers, *(f"{name}_REPLY_TOPIC" for name in cluster.clusters)}
+        own_names = {*cluster.clusters, *cluster.brokers, *(f"{name}_REPLY_TOPIC" for name in cluster.clusters)}
         for address in cluster.masters().values():
             answer = await admin.network.ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, {})
             for name, fields in mapping(load_object(answer.body), "topicConfigTable").items():
                 if isinstance(fields, dict):
-                    listed = found.setdefault(str(name), Listed(0, 0, 0, set()))
-                    listed.brokers += 1
-                    listed.queues += max(integer(fields, "readQueueNums", 0), integer(fields, "writeQueueNums", 0))
-                    listed.perm |= integer(fields, "perm", 0)
+                    row = rows_by_name.setdefault(str(name), Listed(0, 0, 0, set()))
+                    row.brokers += 1
+                    row.queues += max(integer(fields, "readQueueNums", 0), integer(fields, "writeQueueNums", 0))
+                    row.perm |= integer(fields, "perm", 0)
                     hours = str(mapping(fields, "attributes").get(RESERVE_TIME, "-1"))
-                    listed.hours.add("log" if hours in ("-1", "0") else f"{hours} h")
+                    row.hours.add("log" if hours in ("-1", "0") else f"{hours} h")
     if not arguments.all:
-        found = {name: listed for name, listed in found.items() if not _is_system(name, own)}
+        rows_by_name = {name: row for name, row in rows_by_name.items() if not _is_system(name, own_names)}
     rows = [
-        (name, listed.brokers, listed.queues, _perm(listed.perm), ", ".join(sorted(listed.hours)))
-        for name, listed in sorted(found.items())
+        (name, row.brokers, row.queues, _perm(row.perm), ", ".join(sorted(row.hours)))
+        for name, row in sorted(rows_by_name.items())
     ]
     heads = ("topic", "brokers", "queues", "perm", "retention")
     print_rows(heads, rows, as_json=arguments.json)
@@ -127,8 +127,8 @@ async def do_create(arguments: Any) -> int:
     queues, perm = arguments.queues, PERMS.get(arguments.perm)
     async with Admin(arguments.settings) as admin:
         if queues is None or perm is None:
-            now = await _queues_and_perm(admin, arguments.topic)
-            queues, perm = queues or now[0], perm or now[1]
+            current = await _queues_and_perm(admin, arguments.topic)
+            queues, perm = queues or current[0], perm or current[1]
         brokers = await admin.create_topic(
             arguments.topic,
             queues=queues,
@@ -136,24 +136,24 @@ async def do_create(arguments: Any) -> int:
             cluster=arguments.cluster,
             attributes=attributes,
         )
-        kept = await _kept(admin, arguments.topic, queues, brokers)
-        lost = 0
+        kept = await _count_kept(admin, arguments.topic, queues, brokers)
+        lost_messages = 0
         if kept.kept_queues and arguments.force:
-            most = plural(kept.kept_messages, "message")
-            question = f"delete up to {most} of topic {arguments.topic}, in its other queues?"
+            kept_messages = plural(kept.kept_messages, "message")
+            question = f"delete up to {kept_messages} of topic {arguments.topic}, in its other queues?"
             if not arguments.yes and not await confirmed(question):
                 raise ClientError("the queues stay readable until they are consumed; answer yes, or give --yes")
-            lost = await _force(admin, arguments.topic, queues, brokers)
+            lost_messages = await _force(admin, arguments.topic, queues, brokers)
     if arguments.json:
-        left = {"kept_queues": 0, "kept_messages": 0} if arguments.force else kept._asdict()
-        print_json({"topic": arguments.topic, "brokers": brokers, **left, "lost_messages": lost})
+        kept_counts = {"kept_queues": 0, "kept_messages": 0} if arguments.force else kept._asdict()
+        print_json({"topic": arguments.topic, "brokers": brokers, **kept_counts, "lost_messages": lost_messages})
         return Exit.OK
     print(f"topic {arguments.topic} has {plural(queues, 'queue')} on {', '.join(brokers)}")
     if arguments.force:
-        print(f"{plural(lost, 'message')} that not every consumer had read were in other queues and are lost")
+        print(f"{plural(lost_messages, 'message')} that not every consumer had read were in other queues and are lost")
     elif kept.kept_queues:
-        what = f"{plural(kept.kept_queues, 'more queue')} with {plural(kept.kept_messages, 'message')}"
-        print(f"{what}: readable until all known consumers have read them, or --force is given")
+        kept_text = f"{plural(kept.kept_queues, 'more queue')} with {plural(kept.kept_messages, 'message')}"
+        print(f"{kept_text}: readable until all known consumers have read them, or --force is given")
     return Exit.OK
 
 
@@ -164,7 +164,7 @@ class Kept(NamedTuple):
     kept_messages: int
 
 
-async def _kept(admin: Admin, topic: str, queues: int, brokers: Sequence[str]) -> Kept:
+async def _count_kept(admin: Admin, topic: str, queues: int, brokers: Sequence[str]) -> Kept:
     """Return the removed queues of *topic*, numbered from *queues* on, that can still be read."""
     kept_queues = 0
     for address in await _masters(admin, brokers):
@@ -173,8 +173,8 @@ async def _kept(admin: Admin, topic: str, queues: int, brokers: Sequence[str]) -
             kept_queues += max(integer(fields, "readQueueNums", 0) - queues, 0)
     if not kept_queues:
         return Kept(0, 0)
-    found = [each for each in await admin.topic_stats(topic) if each.queue.queue_id >= queues]
-    return Kept(kept_queues, sum(max(each.max_offset - each.min_offset, 0) for each in found))
+    stats = [each for each in await admin.topic_stats(topic) if each.queue.queue_id >= queues]
+    return Kept(kept_queues, sum(max(each.max_offset - each.min_offset, 0) for each in stats))
 
 
 async def _force(admin: Admin, topic: str, queues: int, brokers: Sequence[str]) -> int:

@@ -106,22 +106,24 @@ async def _producers(admin: Admin, address: str) -> AsyncIterator[Row]:
         after = {"identity": rows[-1]["identity"], "producer": rows[-1]["name"]}
 
 
-async def _find(admin: Admin, wanted: str) -> tuple[str, Row]:
-    """Return the broker's address and the fields of the pending transaction *wanted*."""
-    found: list[tuple[str, Row]] = []
+async def _find(admin: Admin, transaction: str) -> tuple[str, Row]:
+    """Return the broker's address and the fields of the pending *transaction*."""
+    matches: list[tuple[str, Row]] = []
     for address in (await admin.cluster()).masters().values():
-        number = int(wanted) if wanted.isdigit() and len(wanted) < 19 else -1
+        number = int(transaction) if transaction.isdigit() and len(transaction) < 19 else -1
         if number >= 0:
             rows = await _ask(admin, address, {"offset": number, "count": 1})
-            found += [(address, row) for row in rows if row["tranStateTableOffset"] == number]
+            matches += [(address, row) for row in rows if row["tranStateTableOffset"] == number]
         else:
-            found += [(address, row) for row in await _ask(admin, address, {"transactionId": wanted})]
-    if not found:
-        raise ClientError(f"transaction {wanted!r} is not pending; `martlet tx list` lists those that are")
-    if len(found) > 1:
-        numbers = ", ".join(str(row["tranStateTableOffset"]) for _, row in found)
-        raise ClientError(f"transaction {wanted!r} is pending {len(found)} times; give one of the numbers {numbers}")
-    return found[0]
+            matches += [(address, row) for row in await _ask(admin, address, {"transactionId": transaction})]
+    if not matches:
+        raise ClientError(f"transaction {transaction!r} is not pending; `martlet tx list` lists those that are")
+    if len(matches) > 1:
+        numbers = ", ".join(str(row["tranStateTableOffset"]) for _, row in matches)
+        raise ClientError(
+            f"transaction {transaction!r} is pending {len(matches)} times; give one of the numbers {numbers}"
+        )
+    return matches[0]
 
 
 async def show_one(arguments: Any) -> int:

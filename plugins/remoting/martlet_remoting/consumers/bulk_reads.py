@@ -134,8 +134,8 @@ class BulkReads:
             text = f"{len(pending.unfinished)} bulk reads of this connection are unfinished"
             raise Refused(Reason.BUSY, f"{text}; remoting.bulk_reads_peer_max is {self._peer_max}")
         while self.weight + read.weight > self._weight_max:
-            for other in self._make_room(pending.weight + read.weight):
-                refuse(other)
+            for removed_read in self._make_room(pending.weight + read.weight):
+                refuse(removed_read)
         pending.unfinished[read] = None
         self._count_for(pending, read.weight)
         self.count += 1
@@ -157,12 +157,12 @@ class BulkReads:
             self._fullest = fullest.weight
         if fullest is None or fullest.weight <= weight:
             raise self.refusal()
-        found: list[BulkRead] = []
+        removed_reads: list[BulkRead] = []
         while fullest.weight * 2 > self._fullest:
             newest = next(reversed(fullest.unfinished))
             self._forget(newest)
-            found.append(newest)
-        return found
+            removed_reads.append(newest)
+        return removed_reads
 
     def _count_for(self, pending: PendingBulkReads, change: int) -> None:
         self.weight += change
@@ -181,8 +181,8 @@ class BulkReads:
 
     def _forget(self, read: BulkRead) -> None:
         """End *read* in any state."""
-        waiting = self._waiting.get(read.queue)
-        if waiting is not None and waiting.pop(read, read) is None:
+        waiting_reads = self._waiting.get(read.queue)
+        if waiting_reads is not None and waiting_reads.pop(read, read) is None:
             self._timeouts.give_up(read)
         elif read in read.pending.ready:
             read.pending.ready.remove(read)
@@ -199,38 +199,38 @@ class BulkReads:
 
     def wait(self, read: BulkRead) -> None:
         """Let *read* continue when its queue gets a record, or its time is over."""
-        waiting = self._waiting.get(read.queue)
-        if waiting is None:
-            waiting = self._waiting[read.queue] = {}
-            watch(read.queue, self._arrived)
+        waiting_reads = self._waiting.get(read.queue)
+        if waiting_reads is None:
+            waiting_reads = self._waiting[read.queue] = {}
+            watch(read.queue, self._end_waits_of)
             self.store.flusher.want_durable(read.queue.last_end)
-        waiting[read] = None
+        waiting_reads[read] = None
         self._timeouts.add(read, self._now() + read.wait_s)
         read.wait_s = 0.0
 
     def end_wait(self, read: BulkRead) -> None:
         """Let *read* continue, if it waits."""
-        waiting = self._waiting.get(read.queue)
-        if waiting is None or waiting.pop(read, read) is not None:
+        waiting_reads = self._waiting.get(read.queue)
+        if waiting_reads is None or waiting_reads.pop(read, read) is not None:
             return
         self._timeouts.give_up(read)
         read.pending.queue_up(read)
 
-    def _arrived(self, queue: Queue) -> None:
+    def _end_waits_of(self, queue: Queue) -> None:
         """Let the reads of *queue* continue. Keep the watch: the store is iterating over its watchers."""
         for read in list(self._waiting[queue]):
             self.end_wait(read)
 
     def sweep(self) -> None:
         """Stop watching queues for which no read waits."""
-        for queue in [queue for queue, waiting in self._waiting.items() if not waiting]:
+        for queue in [queue for queue, waiting_reads in self._waiting.items() if not waiting_reads]:
             del self._waiting[queue]
-            unwatch(queue, self._arrived)
+            unwatch(queue, self._end_waits_of)
 
     def end_waits(self) -> None:
         """Let all waiting reads continue: at shutdown, and after a topic was deleted."""
-        for waiting in self._waiting.values():
-            for read in list(waiting):
+        for waiting_reads in self._waiting.values():
+            for read in list(waiting_reads):
                 self.end_wait(read)
 
     def stop(self) -> None:

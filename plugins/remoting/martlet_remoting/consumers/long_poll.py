@@ -54,14 +54,14 @@ class Pull:
     __slots__ = (
         "asked_offset",
         "bucket",
-        "counted",
         "far",
         "gate",
         "grant",
         "group",
-        "last",
+        "is_counted",
         "max_bytes",
         "max_messages",
+        "must_answer",
         "offset",
         "opaque",
         "own_filter",
@@ -82,12 +82,12 @@ class Pull:
         offset: int,
         max_messages: int,
         max_bytes: int,
-        wanted: Selection,
+        selection: Selection,
         gate: Gate,
         grant: ConsumeGrant,
     ) -> None:
         self.bucket = -1
-        self.counted = False  # whether `ParkedPulls` counts the pull as waiting
+        self.is_counted = False  # whether `ParkedPulls` counts the pull as waiting
         self.pending = pending
         self.opaque = opaque
         self.group = group
@@ -96,7 +96,7 @@ class Pull:
         self.offset = offset  # next offset to read; past *asked_offset* if the records between were filtered out
         self.max_messages = max_messages
         self.max_bytes = max_bytes
-        self.selection = wanted
+        self.selection = selection
         self.gate = gate  # checked again before a held pull is answered
         self.grant = grant
         self.own_filter = False  # the request has its own filter; the group's heartbeats do not apply
@@ -104,7 +104,7 @@ class Pull:
         self.retries = False  # the topic is the group's retry topic, whose messages are delayed
         self.weight = 1  # number of pulls that it counts as, by its memory
         self.suspend_until = 0.0  # trio.current_time; 0 for a pull that may not wait
-        self.last = True  # the pull must be answered now, with or without records
+        self.must_answer = True  # the pull must be answered now, with or without records
 
     def bring_filter(self, expression: str) -> None:
         """Set the pull's own filter: *expression* adds to its weight."""
@@ -112,7 +112,7 @@ class Pull:
         self.weight = 1 + len(expression) // CHARS_OF_A_PULL
 
     def expire(self) -> None:
-        self.last = True
+        self.must_answer = True
         self.pending.expire(self)
 
 
@@ -123,7 +123,7 @@ class PendingPulls:
     def __init__(self, peer: Peer, limit: int, store: Store) -> None:
         self._limit = limit
         self.peer = peer
-        self.reader = QueueReader(store.readers, self._was_read)
+        self.reader = QueueReader(store.readers, self._queue_after_read)
         self.origin = origin_of(peer.host)
         self.waiting = 0  # total weight of the pulls that are held, ready or being read
         self.held: dict[Pull, ParkedPulls] = {}
@@ -141,7 +141,7 @@ class PendingPulls:
         self.ready.append(pull)
         self.peer.wake()
 
-    def _was_read(self, place: Hashable) -> None:
+    def _queue_after_read(self, place: Hashable) -> None:
         assert isinstance(place, Pull)
         del self.reading[place]
         self.queue_up(place)
@@ -181,25 +181,25 @@ class _Pause:
 
 
 @final
-class _Held:
+class _QueuePulls:
     """The pulls of one queue that wait for a record; pulls for a few tags are found by tag code.
 
-    All records before offset *matched* were compared with the pulls, so pulls continue there.
+    All records before offset *compared_end* were compared with the pulls, so pulls continue there.
     """
 
-    __slots__ = ("_by_code", "_others", "matched", "pulls")
+    __slots__ = ("_by_code", "_pulls_for_any_tag", "compared_end", "pulls")
 
-    def __init__(self, matched: int) -> None:
-        self.matched = matched
+    def __init__(self, compared_end: int) -> None:
+        self.compared_end = compared_end
         self.pulls: dict[Pull, None] = {}
-        self._others: dict[Pull, None] = {}  # any record may match
+        self._pulls_for_any_tag: dict[Pull, None] = {}  # any record may match
         self._by_code: dict[int, dict[Pull, None]] = {}
 
     def add(self, pull: Pull) -> None:
         self.pulls[pull] = None
         codes = _matched_codes(pull)
         if codes is None:
-            self._others[pull] = None
+            self._pulls_for_any_tag[pull] = None
         else:
             for code in codes:
                 self._by_code.setdefault(code, {})[pull] = None
@@ -209,20 +209,20 @@ class _Held:
         del self.pulls[pull]
         codes = _matched_codes(pull)
         if codes is None:
-            del self._others[pull]
+            del self._pulls_for_any_tag[pull]
             return
         for code in codes:
-            same = self._by_code[code]
-            del same[pull]
-            if not same:
+            pulls_of_code = self._by_code[code]
+            del pulls_of_code[pull]
+            if not pulls_of_code:
                 del self._by_code[code]
-        pull.offset = max(pull.offset, self.matched)
+        pull.offset = max(pull.offset, self.compared_end)
 
     def find(self, codes: set[int] | None) -> list[Pull] | None:
         """Return the pulls that records with *codes* may match, all if *codes* is None; None if there are too many."""
         if codes is None:
             return list(self.pulls) if len(self.pulls) <= RELEASED_A_TURN else None
-        tables = [self._others, *[self._by_code[code] for code in codes & self._by_code.keys()]]
+        tables = [self._pulls_for_any_tag, *[self._by_code[code] for code in codes & self._by_code.keys()]]
         if sum(map(len, tables)) > RELEASED_A_TURN:
             return None
         return list({pull: None for table in tables for pull in table})
@@ -242,11 +242,11 @@ class ParkedPulls:
         self._store = store
         self._timeouts = timeouts
         self._limit = limit
-        self._waiting: dict[Queue, _Held] = {}
+        self._waiting: dict[Queue, _QueuePulls] = {}
         # Queue -> number of its pulls, longest waiting first, that are still to read again.
-        self._releasing: dict[_Held, int] = {}
+        self._counts_to_release: dict[_QueuePulls, int] = {}
         self._more_to_release = trio.Event()
-        self._paused: dict[Queue, _Pause] = {}
+        self._pauses: dict[Queue, _Pause] = {}
         self._count = 0
         self._pending: dict[PendingPulls, None] = {}  # connections with waiting pulls
         self._by_origin: dict[bytes, int] = {}
@@ -260,10 +260,10 @@ class ParkedPulls:
 
     def admit(self, pull: Pull) -> list[Pull]:
         """Let *pull* wait; return the pulls that made room for it, which the caller must refuse."""
-        if pull.counted:
+        if pull.is_counted:
             return []
         gave_way = self._make_room() if self._pending and self.waiting + pull.weight > self._limit else []
-        pull.counted = True
+        pull.is_counted = True
         self._count_for(pull.pending, pull.weight)
         return gave_way
 
@@ -278,9 +278,9 @@ class ParkedPulls:
             self._pending[pending] = None
         else:
             del self._pending[pending]
-        held = self._by_origin.get(pending.origin, 0) + change
-        if held:
-            self._by_origin[pending.origin] = held
+        origin_weight = self._by_origin.get(pending.origin, 0) + change
+        if origin_weight:
+            self._by_origin[pending.origin] = origin_weight
         else:
             del self._by_origin[pending.origin]
 
@@ -289,20 +289,20 @@ class ParkedPulls:
 
     def _make_room(self) -> list[Pull]:
         """Remove pulls of the connections with the largest shares, but none of shares below half the largest."""
-        goal = self.waiting - max(1, self._limit // ROOM)
-        found: list[Pull] = []
+        total_goal = self.waiting - max(1, self._limit // ROOM)
+        removed_pulls: list[Pull] = []
         largest = nlargest(GIVERS, self._pending, key=self._share)
-        least = self._share(largest[0]) // 2
+        share_min = self._share(largest[0]) // 2
         for pending in largest:
-            if self.waiting <= goal or self._share(pending) < least:
+            if self.waiting <= total_goal or self._share(pending) < share_min:
                 break
-            keeps = pending.waiting - max(1, pending.waiting // PART)
-            while pending.waiting > keeps and self.waiting > goal:
+            weight_goal = pending.waiting - max(1, pending.waiting // PART)
+            while pending.waiting > weight_goal and self.waiting > total_goal:
                 pull = pending.take_one()
                 self.done(pull)
-                found.append(pull)
-        self.given_up += len(found)
-        return found
+                removed_pulls.append(pull)
+        self.given_up += len(removed_pulls)
+        return removed_pulls
 
     def park(self, pull: Pull, not_before: float | None = None) -> None:
         """Hold *pull*, which was admitted, until its queue has new records or it expires.
@@ -310,7 +310,7 @@ class ParkedPulls:
         With *not_before*, hold it until then regardless of new records, or until it expires.
         """
         if not_before is None:
-            self._watched(pull.queue).add(pull)
+            self._watch(pull.queue).add(pull)
         else:
             self._pause(pull.queue, not_before).pulls[pull] = None
         self._count += 1
@@ -318,18 +318,18 @@ class ParkedPulls:
         if pull.bucket < 0:
             self._timeouts.add(pull, pull.suspend_until)
 
-    def _watched(self, queue: Queue) -> _Held:
-        held = self._waiting.get(queue)
-        if held is None:
-            held = self._waiting[queue] = _Held(self._store.readers.end_offset(queue))
-            watch(queue, self._arrived)
+    def _watch(self, queue: Queue) -> _QueuePulls:
+        queue_pulls = self._waiting.get(queue)
+        if queue_pulls is None:
+            queue_pulls = self._waiting[queue] = _QueuePulls(self._store.readers.end_offset(queue))
+            watch(queue, self._release_matching)
             self._store.flusher.want_durable(queue.last_end)
-        return held
+        return queue_pulls
 
     def _pause(self, queue: Queue, until: float) -> _Pause:
-        pause = self._paused.get(queue)
+        pause = self._pauses.get(queue)
         if pause is None:
-            pause = self._paused[queue] = _Pause(self, queue, until)
+            pause = self._pauses[queue] = _Pause(self, queue, until)
         elif pause.at <= until:
             return pause
         self._timeouts.give_up(pause)
@@ -337,27 +337,27 @@ class ParkedPulls:
         self._timeouts.add(pause, until)
         return pause
 
-    def _arrived(self, queue: Queue) -> None:
+    def _release_matching(self, queue: Queue) -> None:
         """Handle new records in *queue*. Keep the watch: the store is iterating over its watchers."""
-        held = self._waiting.get(queue)
-        if held is None:
+        queue_pulls = self._waiting.get(queue)
+        if queue_pulls is None:
             return
-        start, end = held.matched, self._store.readers.end_offset(queue)
-        if held.pulls and start < end:
-            pulls = held.find(codes_between(self._store, queue, start, end))
-            self._release(held, pulls)
+        start, end = queue_pulls.compared_end, self._store.readers.end_offset(queue)
+        if queue_pulls.pulls and start < end:
+            pulls = queue_pulls.find(codes_between(self._store, queue, start, end))
+            self._release(queue_pulls, pulls)
             if pulls is None:
                 return  # pulls that are not released yet have not seen these records
-        held.matched = max(start, end)
+        queue_pulls.compared_end = max(start, end)
 
-    def _release(self, held: _Held, pulls: list[Pull] | None) -> None:
+    def _release(self, queue_pulls: _QueuePulls, pulls: list[Pull] | None) -> None:
         """Let *pulls* read again; None for all, some in each turn of the event loop by `run`."""
         if pulls is None:
-            self._releasing[held] = len(held.pulls)
+            self._counts_to_release[queue_pulls] = len(queue_pulls.pulls)
             self._more_to_release.set()
             return
         for pull in pulls:
-            held.remove(pull)
+            queue_pulls.remove(pull)
         self._queue_up(pulls)
 
     async def run(self) -> None:
@@ -372,20 +372,20 @@ class ParkedPulls:
     @property
     def is_releasing(self) -> bool:
         """Whether pulls of a queue are still to be released."""
-        return bool(self._releasing)
+        return bool(self._counts_to_release)
 
     def release_some(self) -> None:
         """Release some of the pulls that are still to be released."""
-        held, left = next(iter(self._releasing.items()))
-        pulls = list(islice(held.pulls, min(left, RELEASED_A_TURN)))
-        del self._releasing[held]  # and add the queue again, after the others
-        if left > len(pulls) > 0:
-            self._releasing[held] = left - len(pulls)
-        self._release(held, pulls)
+        queue_pulls, count = next(iter(self._counts_to_release.items()))
+        pulls = list(islice(queue_pulls.pulls, min(count, RELEASED_A_TURN)))
+        del self._counts_to_release[queue_pulls]  # and add the queue again, after the others
+        if count > len(pulls) > 0:
+            self._counts_to_release[queue_pulls] = count - len(pulls)
+        self._release(queue_pulls, pulls)
 
     def resume(self, queue: Queue) -> None:
         """Let the pulls of *queue* that wait for a point in time read again now."""
-        pause = self._paused.pop(queue, None)
+        pause = self._pauses.pop(queue, None)
         if pause is not None:
             self._timeouts.give_up(pause)
             self._queue_up(list(pause.pulls))
@@ -400,24 +400,24 @@ class ParkedPulls:
 
     def wake_topic(self, topic: str) -> None:
         """Let every held pull of *topic* read again, for changes other than new records, such as an offset reset."""
-        self._wake([queue for queue in (*self._waiting, *self._paused) if queue.topic == topic])
+        self._wake([queue for queue in (*self._waiting, *self._pauses) if queue.topic == topic])
 
     def wake_gone(self, topics: Topics) -> None:
         """Let every held pull of a deleted topic read again."""
-        self._wake([queue for queue in (*self._waiting, *self._paused) if topics.get(queue.topic) is None])
+        self._wake([queue for queue in (*self._waiting, *self._pauses) if topics.get(queue.topic) is None])
 
     def _wake(self, queues: list[Queue]) -> None:
         for queue in queues:
-            held = self._waiting.get(queue)
-            if held is not None:
-                self._release(held, held.find(None))
+            queue_pulls = self._waiting.get(queue)
+            if queue_pulls is not None:
+                self._release(queue_pulls, queue_pulls.find(None))
             self.resume(queue)
 
     def take(self, pull: Pull) -> None:
         """Stop holding *pull*."""
-        held, pause = self._waiting.get(pull.queue), self._paused.get(pull.queue)
-        if held is not None and pull in held.pulls:
-            held.remove(pull)
+        queue_pulls, pause = self._waiting.get(pull.queue), self._pauses.get(pull.queue)
+        if queue_pulls is not None and pull in queue_pulls.pulls:
+            queue_pulls.remove(pull)
             self._count -= 1
         elif pause is not None and pull in pause.pulls:
             del pause.pulls[pull]
@@ -426,8 +426,8 @@ class ParkedPulls:
 
     def done(self, pull: Pull) -> None:
         """Settle the answered *pull*: it no longer counts as waiting and cannot expire."""
-        if pull.counted:
-            pull.counted = False
+        if pull.is_counted:
+            pull.is_counted = False
             self._count_for(pull.pending, -pull.weight)
         if pull.bucket >= 0:
             self._timeouts.give_up(pull)
@@ -447,14 +447,16 @@ class ParkedPulls:
 
     def sweep(self) -> None:
         """Stop watching queues without held pulls."""
-        for queue in [queue for queue, held in self._waiting.items() if not held.pulls]:
+        for queue in [queue for queue, queue_pulls in self._waiting.items() if not queue_pulls.pulls]:
             del self._waiting[queue]
-            unwatch(queue, self._arrived)
+            unwatch(queue, self._release_matching)
 
     def answer_all(self) -> None:
         """Answer every held pull now, and hold no more: at shutdown."""
         self.stopping = True
-        tables = [held.pulls for held in self._waiting.values()] + [pause.pulls for pause in self._paused.values()]
+        tables = [queue_pulls.pulls for queue_pulls in self._waiting.values()] + [
+            pause.pulls for pause in self._pauses.values()
+        ]
         for pulls in tables:
             for pull in list(pulls):
                 pull.expire()

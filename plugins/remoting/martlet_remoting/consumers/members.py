@@ -137,19 +137,19 @@ class ConsumerGroup:
 
         A subscription that is not newer than the current one is ignored (ConsumerGroupInfo.updateSubscription).
         """
-        changed = False
-        named: set[str] = set()
-        for new in subscriptions:
-            named.add(new.topic)
-            old = self.subscriptions.get(new.topic)
-            changed = changed or old is None
-            if old is None or new.version > old.version:
-                self.subscriptions[new.topic] = new
-        for topic in [topic for topic in self.subscriptions if topic not in named]:
+        is_changed = False
+        topics: set[str] = set()
+        for new_subscription in subscriptions:
+            topics.add(new_subscription.topic)
+            old_subscription = self.subscriptions.get(new_subscription.topic)
+            is_changed = is_changed or old_subscription is None
+            if old_subscription is None or new_subscription.version > old_subscription.version:
+                self.subscriptions[new_subscription.topic] = new_subscription
+        for topic in [topic for topic in self.subscriptions if topic not in topics]:
             del self.subscriptions[topic]
-            changed = True
+            is_changed = True
         self.weight = sum(subscription.weight for subscription in self.subscriptions.values())
-        return changed
+        return is_changed
 
 
 @final
@@ -183,10 +183,11 @@ class Members:
         self._complaints = Complaints(log)
         self._faulty_subscriptions = 0  # since the start
         self._of_connection: dict[ClientConnection, _Joined] = {}
-        self._changed: dict[str, None] = {}  # groups whose members must be notified, in the order of their changes
-        self._telling = ""  # the group whose members are being notified
-        self._untold: deque[ClientConnection] = deque()
-        self._woken = trio.Event()
+        # Groups whose members must be notified, in the order of their changes.
+        self._changed_groups: dict[str, None] = {}
+        self._notified_group = ""  # the group whose members are being notified
+        self._members_to_notify: deque[ClientConnection] = deque()
+        self._wake = trio.Event()
 
     def group(self, name: str) -> ConsumerGroup | None:
         """Return the live consumer group *name*, None if it has no members."""
@@ -214,16 +215,16 @@ class Members:
             chars = sum(subscription.weight for subscription in subscriptions)
         else:
             chars = group.weight if group is not None else 0
-        self._note(member.connection, True, name, chars)
+        self._count_group(member.connection, True, name, chars)
         if group is None:
             group = self.consumers[name] = ConsumerGroup(name)
         return group
 
     def enter(self, group: ConsumerGroup, member: RegisteredClient) -> bool:
         """Add *member* to *group*; return whether the member is new or has a new client id."""
-        old = group.members.get(member.connection)
+        old_member = group.members.get(member.connection)
         group.members[member.connection] = member
-        if old is not None and old.client_id == member.client_id:
+        if old_member is not None and old_member.client_id == member.client_id:
             return False
         group.ids = group.ids_json = None
         return True
@@ -236,47 +237,53 @@ class Members:
         The heartbeat succeeds all the same, as in RocketMQ: a refusal would affect the client's other groups too, and
         tell the user no more. Each pull is refused with the reason, but Go and Node clients only log it.
         """
-        for new in subscriptions:
-            old = group.subscriptions.get(new.topic)
-            if new.fault and (old is None or (new.version > old.version and new.fault != old.fault)):
+        for new_subscription in subscriptions:
+            old_subscription = group.subscriptions.get(new_subscription.topic)
+            if new_subscription.fault and (
+                old_subscription is None
+                or (
+                    new_subscription.version > old_subscription.version
+                    and new_subscription.fault != old_subscription.fault
+                )
+            ):
                 self._faulty_subscriptions += 1
                 self._complaints.warn(
                     "group %r gets no messages of topic %r: client %r (%s) at %s subscribed with a "
                     "faulty expression; %s",
                     group.name,
-                    new.topic,
+                    new_subscription.topic,
                     member.client_id[:LOGGED_CHARS_MAX],
                     member.language,
                     member.connection.peer.address,
-                    new.fault,
+                    new_subscription.fault,
                 )
 
     def join_producers(self, name: str, member: RegisteredClient) -> None:
         """Register *member* as a producer of group *name*."""
-        self._note(member.connection, False, name)
+        self._count_group(member.connection, False, name)
         self.producers.setdefault(name, {})[member.connection] = member
 
-    def _note(self, connection: ClientConnection, consumer: bool, name: str, chars: int = 0) -> None:
-        mine, key = self._of_connection.setdefault(connection, _Joined()), (consumer, name)
-        count = len(mine.groups)
-        if count >= self._groups_peer_max and key not in mine.groups:
-            text = f"connection is in {count} groups; remoting.groups_peer_max is {self._groups_peer_max}"
+    def _count_group(self, connection: ClientConnection, consumer: bool, name: str, chars: int = 0) -> None:
+        joined, key = self._of_connection.setdefault(connection, _Joined()), (consumer, name)
+        group_count = len(joined.groups)
+        if group_count >= self._groups_peer_max and key not in joined.groups:
+            text = f"connection is in {group_count} groups; remoting.groups_peer_max is {self._groups_peer_max}"
             raise Refused(Reason.BUSY, text)
-        total, limit = mine.chars - mine.groups.get(key, 0) + chars, self._subscribed_chars_peer_max
-        if chars and total > limit:
-            text = f"groups of this connection would subscribe to {total} characters of topics and expressions"
+        total_chars, limit = joined.chars - joined.groups.get(key, 0) + chars, self._subscribed_chars_peer_max
+        if chars and total_chars > limit:
+            text = f"groups of this connection would subscribe to {total_chars} characters of topics and expressions"
             raise Refused(Reason.BUSY, f"{text}; remoting.subscribed_chars_peer_max is {limit}")
-        mine.put(key, chars)
+        joined.put(key, chars)
 
-    def _forget(self, connection: ClientConnection, consumer: bool, name: str) -> None:
-        mine = self._of_connection.get(connection)
-        if mine is not None:
-            mine.drop((consumer, name))
+    def _uncount_group(self, connection: ClientConnection, consumer: bool, name: str) -> None:
+        joined = self._of_connection.get(connection)
+        if joined is not None:
+            joined.drop((consumer, name))
 
     def leave(self, connection: ClientConnection, name: str) -> None:
         """Remove *connection* from the consumer group *name* and notify the other members."""
         group = self.consumers.get(name)
-        self._forget(connection, True, name)
+        self._uncount_group(connection, True, name)
         if group is None or group.members.pop(connection, None) is None:
             return
         group.ids = group.ids_json = None
@@ -286,15 +293,15 @@ class Members:
 
     def leave_producers(self, connection: ClientConnection, name: str) -> None:
         """Remove *connection* from the producer group *name*."""
-        self._forget(connection, False, name)
+        self._uncount_group(connection, False, name)
         members = self.producers.get(name)
         if members is not None and members.pop(connection, None) is not None and not members:
             del self.producers[name]
 
     def drop(self, connection: ClientConnection) -> None:
         """Remove a closed connection from all its groups."""
-        mine = self._of_connection.get(connection)
-        for consumer, name in list(mine.groups) if mine is not None else ():
+        joined = self._of_connection.get(connection)
+        for consumer, name in list(joined.groups) if joined is not None else ():
             if consumer:
                 self.leave(connection, name)
             else:
@@ -305,19 +312,19 @@ class Members:
         """Remove members whose last heartbeat was before *before*."""
         budget = Budget(MEMBER_US)
         for group in list(self.consumers.values()):
-            late = [member for member in group.members.values() if member.seen < before]
+            late_members = [member for member in group.members.values() if member.seen < before]
             if budget.is_over(1 + len(group.members)):
                 yield
-            for member in late:
+            for member in late_members:
                 if group.members.get(member.connection) is member:
                     self.leave(member.connection, group.name)
                 if budget.is_over(STEPS_OF_A_LEAVE):
                     yield
         for name, members in list(self.producers.items()):
-            late = [member for member in members.values() if member.seen < before]
+            late_members = [member for member in members.values() if member.seen < before]
             if budget.is_over(1 + len(members)):
                 yield
-            for member in late:
+            for member in late_members:
                 if members.get(member.connection) is member:
                     self.leave_producers(member.connection, name)
                 if budget.is_over(STEPS_OF_A_LEAVE):
@@ -330,33 +337,33 @@ class Members:
         policy = self._groups.get(group.name)
         if group.model == BROADCASTING or (policy and not policy.notify_consumer_ids_changed_enable):
             return
-        self._changed[group.name] = None
-        self._woken.set()
+        self._changed_groups[group.name] = None
+        self._wake.set()
 
     async def run(self) -> None:
         """Notify the members of changed groups, until cancelled."""
         while True:
-            await self._woken.wait()
-            self._woken = trio.Event()
+            await self._wake.wait()
+            self._wake = trio.Event()
             while self.tell_some():
                 await trio.lowlevel.checkpoint()
 
     def tell_some(self, count_max: int = TOLD_AT_ONCE) -> bool:
         """Notify up to *count_max* members of changed groups; return whether more remain."""
         for _ in range(count_max):
-            group = self.consumers.get(self._telling)
-            if not self._untold or group is None:
-                self._telling = next(iter(self._changed), "")
-                self._changed.pop(self._telling, None)
-                group = self.consumers.get(self._telling)
-                self._untold = deque(group.members if group is not None else ())
-            if self._untold and group is not None:
-                connection = self._untold.popleft()
+            group = self.consumers.get(self._notified_group)
+            if not self._members_to_notify or group is None:
+                self._notified_group = next(iter(self._changed_groups), "")
+                self._changed_groups.pop(self._notified_group, None)
+                group = self.consumers.get(self._notified_group)
+                self._members_to_notify = deque(group.members if group is not None else ())
+            if self._members_to_notify and group is not None:
+                connection = self._members_to_notify.popleft()
                 if connection in group.members:
                     connection.tell(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
-            elif not self._changed:
+            elif not self._changed_groups:
                 return False
-        return bool(self._untold or self._changed)
+        return bool(self._members_to_notify or self._changed_groups)
 
     def next_producer(self, name: str) -> RegisteredClient | None:
         """Return a member of producer group *name*, round robin; None if the group has none."""
@@ -381,7 +388,7 @@ class Members:
             "consumers": sum(len(group.members) for group in self.consumers.values()),
             "producer_groups": len(self.producers),
             "producers": sum(len(members) for members in self.producers.values()),
-            "groups_to_be_told": len(self._changed),
+            "groups_to_be_told": len(self._changed_groups),
             "faulty_subscriptions": self._faulty_subscriptions,
         }
 
@@ -415,7 +422,7 @@ class QueueLocks:
         self._table: dict[str, dict[tuple[str, int], _Lock]] = {}
         self._of_connection: dict[ClientConnection, dict[_Lock, None]] = {}
         # Locks of closed connections: clients may reconnect and renew them. At the limit, the oldest are dropped.
-        self._left: dict[_Lock, None] = {}
+        self._unowned_locks: dict[_Lock, None] = {}
         self._count = 0
 
     def lock(
@@ -426,65 +433,69 @@ class QueueLocks:
         Raises:
           Refused: this connection, or all connections, would hold too many locks (BUSY); its locks are unchanged.
         """
-        held: list[MessageQueue] = []
-        made: list[_Lock] = []
+        locked_queues: list[MessageQueue] = []
+        new_locks: list[_Lock] = []
         for start in range(0, len(queues), QUEUES_AT_ONCE):
             if start:
                 yield
-            some = queues[start : start + QUEUES_AT_ONCE]
+            some_queues = queues[start : start + QUEUES_AT_ONCE]
             try:
-                held += self._lock(connection, group, client_id, some, now, made)
+                locked_queues += self._lock_some(connection, group, client_id, some_queues, now, new_locks)
             except Refused:
-                for lock in made:
+                for lock in new_locks:
                     if self._table.get(group, {}).get(lock.key) is lock:
                         self._forget(lock)
                 raise
-        return held
+        return locked_queues
 
-    def _lock(
+    def _lock_some(
         self,
         connection: ClientConnection,
         group: str,
         client_id: str,
         queues: Sequence[MessageQueue],
         now: float,
-        made: list[_Lock],
+        new_locks: list[_Lock],
     ) -> list[MessageQueue]:
         table = self._table.get(group, {})
-        held: list[MessageQueue] = []
-        taken: dict[tuple[str, int], _Lock | None] = {}
+        locked_queues: list[MessageQueue] = []
+        locks_to_take: dict[tuple[str, int], _Lock | None] = {}
         for queue in queues:
             key = queue.topic, queue.queue_id
-            found = table.get(key)
-            if found is not None and found.client_id != client_id and found.until > now:
+            current_lock = table.get(key)
+            if current_lock is not None and current_lock.client_id != client_id and current_lock.until > now:
                 continue
-            held.append(queue)
+            locked_queues.append(queue)
             if self._exists(*key):
-                taken[key] = found
-        self._check_room(connection, taken)
-        for key, lock in taken.items():
+                locks_to_take[key] = current_lock
+        self._check_room(connection, locks_to_take)
+        for key, lock in locks_to_take.items():
             if lock is None:
-                lock = self._new(group, key)
-                made.append(lock)
+                lock = self._add_lock(group, key)
+                new_locks.append(lock)
             self._take(connection, lock, client_id, now)
-        return held
+        return locked_queues
 
-    def _check_room(self, connection: ClientConnection, taken: Mapping[tuple[str, int], _Lock | None]) -> None:
-        mine = len(self._of_connection.get(connection, ()))
-        more = sum(lock is None or lock.connection is not connection for lock in taken.values())
-        if mine + more > self._connection_max:
-            text = f"connection holds {mine} queue locks and requests {more} more; remoting.locks_peer_max is"
+    def _check_room(self, connection: ClientConnection, locks_to_take: Mapping[tuple[str, int], _Lock | None]) -> None:
+        own_count = len(self._of_connection.get(connection, ()))
+        more_count = sum(lock is None or lock.connection is not connection for lock in locks_to_take.values())
+        if own_count + more_count > self._connection_max:
+            text = (
+                f"connection holds {own_count} queue locks and requests {more_count} more; remoting.locks_peer_max is"
+            )
             raise Refused(Reason.BUSY, f"{text} {self._connection_max}")
-        beyond = self._count + sum(lock is None for lock in taken.values()) - LOCKS_MAX
-        if beyond <= 0:
+        excess = self._count + sum(lock is None for lock in locks_to_take.values()) - LOCKS_MAX
+        if excess <= 0:
             return
-        spare = list(islice((lock for lock in self._left if taken.get(lock.key) is not lock), beyond))
-        if len(spare) < beyond:
+        spare_locks = list(
+            islice((lock for lock in self._unowned_locks if locks_to_take.get(lock.key) is not lock), excess)
+        )
+        if len(spare_locks) < excess:
             raise Refused(Reason.BUSY, f"{self._count} queues are locked; at most {LOCKS_MAX}, wait for some to expire")
-        for lock in spare:
+        for lock in spare_locks:
             self._forget(lock)
 
-    def _new(self, group: str, key: tuple[str, int]) -> _Lock:
+    def _add_lock(self, group: str, key: tuple[str, int]) -> _Lock:
         lock = self._table.setdefault(group, {})[key] = _Lock(group, key)
         self._count += 1
         return lock
@@ -496,12 +507,12 @@ class QueueLocks:
 
     def _disown(self, lock: _Lock) -> None:
         """Detach *lock* from its connection."""
-        self._left.pop(lock, None)
+        self._unowned_locks.pop(lock, None)
         connection = lock.connection
         if connection is not None:
-            mine = self._of_connection[connection]
-            del mine[lock]
-            if not mine:
+            locks = self._of_connection[connection]
+            del locks[lock]
+            if not locks:
                 del self._of_connection[connection]
 
     def _forget(self, lock: _Lock) -> None:
@@ -526,7 +537,7 @@ class QueueLocks:
         """Detach the locks of a closed connection; they stay until they expire, as the client may reconnect."""
         for lock in self._of_connection.pop(connection, ()):
             lock.connection = None
-            self._left[lock] = None
+            self._unowned_locks[lock] = None
 
     def any_held(self, group: str, now: float) -> bool:
         """Return whether *group* holds a lock that has not expired."""

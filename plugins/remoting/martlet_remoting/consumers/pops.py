@@ -51,12 +51,12 @@ HOLDER: Final = "popped"
 
 def split_records(records: Buffer) -> list[bytes]:
     """Return the stored bytes of each of *records*."""
-    data, found, at = bytes(records), [], 0
-    while at < len(data):
-        end: int = at + I32.unpack_from(data, at)[0]
-        found.append(data[at:end])
-        at = end
-    return found
+    data, pieces, start = bytes(records), [], 0
+    while start < len(data):
+        end: int = start + I32.unpack_from(data, start)[0]
+        pieces.append(data[start:end])
+        start = end
+    return pieces
 
 
 STORED: Final = Encoding("rocketmq", split_records)
@@ -116,17 +116,17 @@ class Pop:
         "attempt",
         "bucket",
         "count_max",
-        "counted",
         "gate",
         "group",
         "in_order",
         "invisible_ms",
-        "last",
+        "is_counted",
+        "is_queued",
+        "must_answer",
         "name",
         "opaque",
         "pending",
         "queue_id",
-        "queued",
         "selection",
         "topic",
         "until",
@@ -149,13 +149,13 @@ class Pop:
         self.invisible_ms = 0
         self.selection = EVERYTHING
         self.until = 0.0  # trio.current_time at which the wait ends
-        self.last = False  # the pop must be answered now
-        self.counted = False  # the pop counts as waiting
-        self.queued = False  # the pop is in `PendingPops.ready`
+        self.must_answer = False  # the pop must be answered now
+        self.is_counted = False  # the pop counts as waiting
+        self.is_queued = False  # the pop is in `PendingPops.ready`
         self.group: PopGroup | None = None  # while the pop waits in it, or was called by it
 
     def expire(self) -> None:
-        self.last = True
+        self.must_answer = True
         self.pending.call(self)
 
 
@@ -172,8 +172,8 @@ class PendingPops:
         """Let *pop* run at the next collect."""
         if pop.group is not None:
             pop.group.take(pop)
-        if not pop.queued:
-            pop.queued = True
+        if not pop.is_queued:
+            pop.is_queued = True
             self.ready.append(pop)
         self.peer.wake()
 
@@ -229,9 +229,9 @@ class PopGroup:
     """One group that pops one topic, and its waiting pops by queue."""
 
     __slots__ = (
-        "_called",
+        "_called_pops",
+        "_has_reading_pop",
         "_now",
-        "_reads",
         "_taker",
         "_timeouts",
         "bucket",
@@ -247,8 +247,8 @@ class PopGroup:
         self._timeouts = timeouts
         self._now = now
         self._taker = _Taker()
-        self._called: dict[Pop, None] = {}  # pops that were called and have not run since
-        self._reads = False  # whether a pop waits for a thread that reads
+        self._called_pops: dict[Pop, None] = {}  # pops that were called and have not run since
+        self._has_reading_pop = False  # whether a pop waits for a thread that reads
         self.member: Member | None = None
         self.used_at = now()
         # The same group on RocketMQ's retry topics of this topic; in a `PopGroup` of a retry topic, the one of the
@@ -270,25 +270,25 @@ class PopGroup:
         if line is not None and line.remove(pop):
             if not line:
                 del self.waiting[key]
-            self._count(-1)
-        self._called.pop(pop, None)
+            self._add_credit(-1)
+        self._called_pops.pop(pop, None)
 
     def park(self, pop: Pop) -> None:
         """Let *pop* wait until it is called."""
         pop.group = self
-        self._called.pop(pop, None)
+        self._called_pops.pop(pop, None)
         self.waiting.setdefault((pop.queue_id, pop.in_order), WaitingPops()).add(pop)
-        self._count(1)
+        self._add_credit(1)
 
-    def _count(self, change: int) -> None:
+    def _add_credit(self, change: int) -> None:
         for group in (self, *self.retries):
             assert group.member is not None
             group.member.credit += change
 
     @property
-    def has_called(self) -> bool:
+    def has_called_pops(self) -> bool:
         """Whether a called pop has not run since."""
-        return bool(self._called)
+        return bool(self._called_pops)
 
     def _open_retries(self) -> list["PopGroup"]:
         return [group for group in self.retries if not group.shared_group.gone]
@@ -312,8 +312,8 @@ class PopGroup:
         """
         self.used_at = self._now()
         for group in self._open_retries() if not pop.in_order else ():
-            if group.shared_group.distribution.is_ready() and (found := group.lease(pop, ANY_QUEUE, budget_bytes)):
-                return group, found
+            if group.shared_group.distribution.is_ready() and (deliveries := group.lease(pop, ANY_QUEUE, budget_bytes)):
+                return group, deliveries
         return self, self.lease(pop, pop.queue_id, budget_bytes)
 
     def lease(self, pop: Pop, queue_id: int, budget_bytes: int) -> list[Delivery]:
@@ -344,8 +344,8 @@ class PopGroup:
                 pop = line.next()
                 pop.pending.call(pop)
                 line.end_turn(pop.address)
-                self._called[pop] = None
-        if self._called:
+                self._called_pops[pop] = None
+        if self._called_pops:
             self._set_timer()
 
     def _set_timer(self) -> None:
@@ -354,7 +354,7 @@ class PopGroup:
 
     def look_again(self) -> None:
         """Call pops again after a while: a connection that reads for its pop may close, or have too many tasks."""
-        self._reads = True
+        self._has_reading_pop = True
         self._set_timer()
 
     def call_all(self) -> None:
@@ -369,13 +369,13 @@ class PopGroup:
 
     def expire(self) -> None:
         """Call the next pops if called ones have not run, or wait for a thread."""
-        called, reads, self._reads = bool(self._called), self._reads, False
-        self._called.clear()
-        if reads:
+        has_called, has_reading_pop, self._has_reading_pop = bool(self._called_pops), self._has_reading_pop, False
+        self._called_pops.clear()
+        if has_reading_pop:
             for line in list(self.waiting.values()):
                 pop = line.next()
                 pop.pending.call(pop)
-        elif called:
+        elif has_called:
             self.wake()
 
 
@@ -395,9 +395,9 @@ class PopGroups:
         self.waiting = 0
         self.stopping = False
         # Notified before the shared groups, which keep a deleted group while it has members.
-        broker.groups.changed.insert(0, self._group_changed)
-        broker.groups.offsets.was_reset.append(self._was_reset)
-        broker.topics.changed.append(self._topic_changed)
+        broker.groups.changed.insert(0, self._leave_deleted_group)
+        broker.groups.offsets.was_reset.append(self._call_after_reset)
+        broker.topics.changed.append(self._leave_deleted_topics)
 
     def find(self, name: str, topic: str) -> PopGroup | None:
         """Return group *name* on *topic* if a client has popped lately and the group may still do so."""
@@ -423,9 +423,9 @@ class PopGroups:
         return group
 
     def _join(self, pop: Pop, topic: str, selection: Selection, start: Start) -> PopGroup:
-        old = self._groups.pop((pop.name, topic), None)
-        if old is not None:
-            self._leave(old)
+        old_group = self._groups.pop((pop.name, topic), None)
+        if old_group is not None:
+            self._leave(old_group)
         group = PopGroup(self._timeouts, self._now)
         group.member = pop.gate.join(
             group, topic, pop.name, STORED, Membership(lease_s=0.0, selection=selection, start=start)
@@ -466,7 +466,7 @@ class PopGroups:
 
         In a full line, the address with the most pops loses one to an address that has fewer.
         """
-        if not pop.counted:
+        if not pop.is_counted:
             line = group.waiting.get((pop.queue_id, pop.in_order))
             surplus = None
             if line is not None and len(line) >= self._line_max:
@@ -477,7 +477,7 @@ class PopGroups:
                 return False
             if surplus is not None:
                 surplus.expire()
-            pop.counted = True
+            pop.is_counted = True
             self.waiting += 1
             pop.pending.held[pop] = None
             self._timeouts.add(pop, pop.until)
@@ -488,8 +488,8 @@ class PopGroups:
         """Settle the answered *pop*."""
         if pop.group is not None:
             pop.group.take(pop)
-        if pop.counted:
-            pop.counted = False
+        if pop.is_counted:
+            pop.is_counted = False
             self.waiting -= 1
             pop.pending.held.pop(pop, None)
         if pop.bucket >= 0:
@@ -497,11 +497,11 @@ class PopGroups:
 
     def drop(self, pending: PendingPops) -> None:
         """Drop the pops of a closed connection, and call others in place of called ones."""
-        called = list(pending.ready)
+        called_pops = list(pending.ready)
         pending.ready.clear()
-        for pop in (*called, *pending.held):
+        for pop in (*called_pops, *pending.held):
             self.done(pop)
-        for pop in called:
+        for pop in called_pops:
             if pop.group is not None and not pop.group.shared_group.gone:
                 pop.group.wake()
 
@@ -526,22 +526,22 @@ class PopGroups:
         if group.heir is not None:
             group.heir.retries.remove(group)
             group.heir = None
-        for each in group.retries:
-            each.heir = None  # leaves when idle
+        for retries in group.retries:
+            retries.heir = None  # leaves when idle
         assert group.member is not None
         group.member.leave(keep=True)
 
-    def _was_reset(self, name: str, topic: str) -> None:
+    def _call_after_reset(self, name: str, topic: str) -> None:
         group = self.find(name, topic)
         if group is not None:
             group.call_all()
 
-    def _group_changed(self, name: str) -> None:
+    def _leave_deleted_group(self, name: str) -> None:
         if self._broker.groups.get(name) is None:
             for key in [key for key in self._groups if key[0] == name]:
                 self._leave(self._groups.pop(key))
 
-    def _topic_changed(self, topic: Topic | None) -> None:
+    def _leave_deleted_topics(self, topic: Topic | None) -> None:
         if topic is None:  # a topic was deleted
             for key in [key for key in self._groups if self._broker.topics.get(key[1]) is None]:
                 self._leave(self._groups.pop(key))

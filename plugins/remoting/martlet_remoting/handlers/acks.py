@@ -60,7 +60,7 @@ def ack_run(context: RequestContext, acks: Sequence[Ack]) -> int:
     answers: list[bytes] = []
     has_settled = False
     while len(answers) < len(acks):
-        heads = _alike(acks, len(answers))
+        heads = _requests_alike(acks, len(answers))
         if not heads:
             break
         fields, offsets = heads[0].fields, [head.fields.offset for head in heads]
@@ -85,31 +85,31 @@ def ack_run(context: RequestContext, acks: Sequence[Ack]) -> int:
     return len(answers)
 
 
-def _alike(acks: Sequence[Ack], first: int) -> list[AckHead]:
+def _requests_alike(acks: Sequence[Ack], first: int) -> list[AckHead]:
     """Return requests from *first* on that acknowledge messages of one queue and one pop, in ascending order."""
-    found: list[AckHead] = []
-    group = topic = front = ""
+    heads: list[AckHead] = []
+    group = topic = handle_start = ""
     queue_id = offset = -1
-    for place in range(first, len(acks)):
-        head = acks[place][0]
+    for index in range(first, len(acks)):
+        head = acks[index][0]
         fields = head.fields
         if head.flag & NO_ANSWER:
             break
-        if not found:
+        if not heads:
             group, topic, queue_id = fields.group, fields.topic, fields.queue_id
             tokens = fields.handle.split(" ", 2)
-            front = f"{tokens[0]} {tokens[1]} " if len(tokens) > 2 else fields.handle
+            handle_start = f"{tokens[0]} {tokens[1]} " if len(tokens) > 2 else fields.handle
         elif (
             fields.queue_id != queue_id
             or fields.offset <= offset
-            or not fields.handle.startswith(front)
+            or not fields.handle.startswith(handle_start)
             or fields.topic != topic
             or fields.group != group
         ):
             break
         offset = fields.offset
-        found.append(head)
-    return found
+        heads.append(head)
+    return heads
 
 
 def _answer(template: bytes, head: AckHead, settled: bool) -> bytes:
@@ -137,9 +137,9 @@ def change_invisible_time(context: RequestContext, command: Command) -> bytes:
 
 
 def _shared_group(
-    context: RequestContext, gate: Gate, fields: AckHeader, last: int, *, readable: bool = False
+    context: RequestContext, gate: Gate, fields: AckHeader, last_offset: int, *, readable: bool = False
 ) -> SharedGroup | None:
-    """Return the group that popped messages up to offset *last*, None if it has never consumed the topic.
+    """Return the group that popped messages up to offset *last_offset*, None if it has never consumed the topic.
 
     With *readable* the messages must exist.
 
@@ -149,9 +149,10 @@ def _shared_group(
     """
     grant = gate.consume(fields.group, fields.topic)
     queue = _queue(context, grant, fields.queue_id)
-    first, end = queue.first_offset, queue.next_offset
-    if not first <= fields.offset <= last <= end or (readable and last == end):
-        text_ = f"offset is illegal, key:{fields.topic}@{fields.queue_id}, commit:{fields.offset}, store:{first}~{end}"
+    first_offset, end_offset = queue.first_offset, queue.next_offset
+    if not first_offset <= fields.offset <= last_offset <= end_offset or (readable and last_offset == end_offset):
+        text_ = f"offset is illegal, key:{fields.topic}@{fields.queue_id}, commit:{fields.offset},"
+        text_ += f" store:{first_offset}~{end_offset}"
         raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING)
     return context.state.pops.shared_group(gate, fields.group, fields.topic)
 

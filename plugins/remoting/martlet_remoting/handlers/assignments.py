@@ -51,11 +51,15 @@ def query_assignment(context: RequestContext, command: Command) -> Steps[Frame |
     question = yield from _question(command)
     grant = context.gate(command).consume(question.group, question.topic)
     others = context.state.others
-    known = others.known(question.topic) if others is not None else ()
-    if known is not None:
+    queues_elsewhere = others.known(question.topic) if others is not None else ()
+    if queues_elsewhere is not None:
         state = context.state
         mode = state.request_modes.get(question.topic, question.group)
-        return (yield from _answer(state.broker.config.name, state.members, mode, grant, command, question, known))
+        return (
+            yield from _answer(
+                state.broker.config.name, state.members, mode, grant, command, question, queues_elsewhere
+            )
+        )
     context.peer.start(_ask_and_answer, context, grant, command, question)
     return None
 
@@ -102,16 +106,16 @@ def _answer(
         text_ = f"topic[{question.topic}] has {total} queues on {len(counts)} brokers"
         raise Refused(Reason.BUSY, f"{text_}; at most {QUEUES_MAX} can be allocated")
     places = [(broker, number) for broker in sorted(counts) for number in range(counts[broker])]
-    chosen = (yield from _share(members, mode, question, total)) if total else None
-    if chosen is None:
+    share = (yield from _share(members, mode, question, total)) if total else None
+    if share is None:
         return reply(command, body=b"{}")
-    if chosen is EVERY_BROKER:
-        found = [(broker, ANY_QUEUE) for broker in sorted(counts)]
+    if share is EVERY_BROKER:
+        queues = [(broker, ANY_QUEUE) for broker in sorted(counts)]
     else:
-        found = list(map(places.__getitem__, chosen))
+        queues = list(map(places.__getitem__, share))
     assignments: list[dict[str, object]] = []
     budget = Budget()
-    for broker, number in found:
+    for broker, number in queues:
         queue = {"brokerName": broker, "queueId": number, "topic": question.topic}
         assignments.append({"messageQueue": queue, "mode": mode.mode})
         if budget.is_over():

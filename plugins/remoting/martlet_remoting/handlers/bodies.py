@@ -66,13 +66,13 @@ def enum_name(table: dict[object, object], name: str, names: Sequence[str], defa
     return value if isinstance(value, str) and 0 < len(value) <= WORD_CHARS_MAX else default
 
 
-def queues(found: Iterable[dict[object, object]]) -> Steps[list[MessageQueue]]:
-    """Return the queues in *found*, in slices; skip objects without a topic."""
-    named: list[MessageQueue] = []
+def queues(objects: Iterable[dict[object, object]]) -> Steps[list[MessageQueue]]:
+    """Return the queues in *objects*, in slices; skip objects without a topic."""
+    message_queues: list[MessageQueue] = []
     budget = Budget()
-    for item in found:
+    for item in objects:
         if topic := text(item, "topic"):
-            named.append(MessageQueue(topic, text(item, "brokerName"), integer(item, "queueId", -1)))
+            message_queues.append(MessageQueue(topic, text(item, "brokerName"), integer(item, "queueId", -1)))
         if budget.is_over():
             yield
-    return named
+    return message_queues

@@ -149,17 +149,17 @@ def make_retry_topic(grant: GroupGrant, policy: Group, *, unit: bool = False) ->
 
 
 def _subscriptions(broker: Broker, data: dict[object, object], budget: Budget) -> Steps[list[GroupSubscription]]:
-    named = items(data, "subscriptionDataSet")
-    if len(named) > SUBSCRIPTIONS_MAX:
-        text_ = f"heartbeat names {len(named)} topics for one group; at most {SUBSCRIPTIONS_MAX}"
+    objects = items(data, "subscriptionDataSet")
+    if len(objects) > SUBSCRIPTIONS_MAX:
+        text_ = f"heartbeat names {len(objects)} topics for one group; at most {SUBSCRIPTIONS_MAX}"
         raise Refused(Reason.PARAMETER, text_)
-    found: list[GroupSubscription] = []
-    for item in named:
+    subscriptions: list[GroupSubscription] = []
+    for item in objects:
         if text(item, "topic"):
-            found.append(_subscription(broker, item))
-            if budget.is_over(1 + len(found[-1].expression) // CHARS_OF_A_STEP):
+            subscriptions.append(_subscription(broker, item))
+            if budget.is_over(1 + len(subscriptions[-1].expression) // CHARS_OF_A_STEP):
                 yield
-    return found
+    return subscriptions
 
 
 def _subscription(broker: Broker, data: dict[object, object]) -> GroupSubscription:
@@ -231,11 +231,11 @@ def lock_queues(context: RequestContext, command: Command) -> Steps[Frame]:
     """Lock queues; answer the queues that the client has locked now, including earlier locks."""
     state = context.state
     body = yield from read_body(command)
-    wanted = yield from _named_queues(body)
-    group, client_id = yield from _owner(context.gate(command), body, wanted)
-    held = yield from state.locks.lock(context, group, client_id, wanted, state.now())
-    found = ({"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in held)
-    return reply_in_pieces(command, (yield from dumps_in_steps({"lockOKMQSet": LazyList(map(orjson.dumps, found))})))
+    queues = yield from _named_queues(body)
+    group, client_id = yield from _owner(context.gate(command), body, queues)
+    locked_queues = yield from state.locks.lock(context, group, client_id, queues, state.now())
+    rows = ({"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in locked_queues)
+    return reply_in_pieces(command, (yield from dumps_in_steps({"lockOKMQSet": LazyList(map(orjson.dumps, rows))})))
 
 
 def unlock_queues(context: RequestContext, command: Command) -> Steps[bytes]:

@@ -204,7 +204,7 @@ def collect(context: RequestContext, budget_bytes: float) -> None:
     ready = pending.ready
     for _ in range(len(ready)):
         pop = ready.popleft()
-        pop.queued = False
+        pop.is_queued = False
         budget_bytes -= ANSWER_BYTES
         try:
             budget_bytes -= _run_again(context, pop)
@@ -252,7 +252,7 @@ def _run(context: RequestContext, pop: Pop, start: Start) -> int:
         else:
             _wait(context, pop, group)
         return 0
-    if not pop.counted and group.has_called and _queue(context, pop, group):
+    if not pop.is_counted and group.has_called_pops and _queue(context, pop, group):
         return 0
     source, found = group.hand_out(pop, state.config.pull_bytes_max)
     if not found:
@@ -274,7 +274,7 @@ def _wait(context: RequestContext, pop: Pop, group: PopGroup) -> None:
     """Hold *pop*, which has found no messages, or answer it."""
     state, pops = context.state, context.state.pops
     now, is_reading = state.now(), group.is_reading(pop.queue_id, in_order=pop.in_order)
-    if pop.last or pops.stopping or (pop.until <= now and not is_reading):
+    if pop.must_answer or pops.stopping or (pop.until <= now and not is_reading):
         _answer_nothing(context, pop, ResponseCode.POLLING_TIMEOUT)
         return
     if not is_reading and group.is_ready(pop.queue_id, in_order=pop.in_order, attempt=pop.attempt):
@@ -348,8 +348,8 @@ def _as_of_topic(context: RequestContext, pop: Pop, data: Buffer, delivery: Deli
     A property of each record has its handle. A record that would become too long stays as it is stored: clients
     understand both.
     """
-    changed: list[bytes] = []
-    for stored, record in zip(split_records(data), decode_records(data), strict=True):
+    new_records: list[bytes] = []
+    for stored_record, record in zip(split_records(data), decode_records(data), strict=True):
         handle = MessageHandle(
             delivery.offsets[0],
             delivery.generation,
@@ -362,7 +362,7 @@ def _as_of_topic(context: RequestContext, pop: Pop, data: Buffer, delivery: Deli
         )
         properties = put_property(record.properties, HANDLE_KEY, str(handle).encode())
         if len(properties) > PROPERTIES_BYTES_MAX:
-            changed.append(stored)
+            new_records.append(stored_record)
             continue
         message = Message(
             pop.topic,
@@ -375,12 +375,12 @@ def _as_of_topic(context: RequestContext, pop: Pop, data: Buffer, delivery: Deli
             record.born_host,
             record.reconsume_times,
         )
-        changed.append(
+        new_records.append(
             encode_record(
                 message, record.queue_id, record.queue_offset, record.position, record.store_ms, record.store_host
             )
         )
-    return b"".join(changed)
+    return b"".join(new_records)
 
 
 def _answer_nothing(context: RequestContext, pop: Pop, code: int) -> None:
@@ -422,21 +422,21 @@ async def _peek(
     context: RequestContext, command: Command, grant: ConsumeGrant, queues: Sequence[Queue], count_max: int
 ) -> bytes:
     state = context.state
-    left_bytes, rest = state.config.pull_bytes_max, 0
+    bytes_left, messages_left = state.config.pull_bytes_max, 0
     body: list[Buffer] = []
     for queue in queues:
         offset = _next_offset(context, grant, queue)
-        behind = max(grant.end_offset(queue.queue_id) - offset, 0)
-        rest += behind
-        if behind and count_max > 0 and left_bytes > 0:
-            result = await grant.read(queue.queue_id, offset, count_max, left_bytes)
+        queue_messages_left = max(grant.end_offset(queue.queue_id) - offset, 0)
+        messages_left += queue_messages_left
+        if queue_messages_left and count_max > 0 and bytes_left > 0:
+            result = await grant.read(queue.queue_id, offset, count_max, bytes_left)
             body += result.pieces
             count_max -= result.count
-            left_bytes -= result.size
-    found = bool(body)
-    code = ResponseCode.SUCCESS if found else ResponseCode.PULL_NOT_FOUND
-    ext = {**NOTHING, "restNum": rest}
-    return encode_response(command.opaque, code, ext, b"".join(body), "FOUND" if found else NO_MESSAGE)
+            bytes_left -= result.size
+    has_messages = bool(body)
+    code = ResponseCode.SUCCESS if has_messages else ResponseCode.PULL_NOT_FOUND
+    ext = {**NOTHING, "restNum": messages_left}
+    return encode_response(command.opaque, code, ext, b"".join(body), "FOUND" if has_messages else NO_MESSAGE)
 
 
 def _next_offset(context: RequestContext, grant: ConsumeGrant, queue: Queue) -> int:

@@ -85,12 +85,12 @@ def _pull(context: RequestContext, command: Command, header: PullHeader) -> None
     gate = context.gate(command)
     grant = gate.consume(header.group, header.topic)
     topic = _readable_topic(context, grant, header.queue_id)
-    wanted = _selection(state.broker, state.members, grant, header)
+    selection = _selection(state.broker, state.members, grant, header)
     pending = context.pulls
     queue = topic.queue(header.queue_id)
     messages = min(max(header.messages_max, 1), state.config.pull_messages_max)
     size = _bytes_max(state.config, header.bytes_max)
-    pull = Pull(pending, command.opaque, header.group, queue, header.offset, messages, size, wanted, gate, grant)
+    pull = Pull(pending, command.opaque, header.group, queue, header.offset, messages, size, selection, gate, grant)
     pull.retries = (
         header.topic[0] == "%" and header.topic == RETRY_PREFIX + header.group and not supports_delays(state.broker)
     )
@@ -102,7 +102,7 @@ def _pull(context: RequestContext, command: Command, header: PullHeader) -> None
     if header.sys_flag & PULL_SUSPEND:
         suspend_ms = min(header.suspend_ms, state.config.suspend_ms_max)
         if suspend_ms > 0 and not state.parked.stopping:
-            pull.last = False
+            pull.must_answer = False
             pull.suspend_until = state.now() + suspend_ms / 1000
     _run(context, pull)
 
@@ -278,7 +278,7 @@ def _run(context: RequestContext, pull: Pull) -> int:
     if reset >= 0:
         pull.grant.take_reset(queue.queue_id)
         return _answer_reset(context, pull, reset)
-    wanted, pending = pull.selection, context.pulls
+    selection, pending = pull.selection, context.pulls
     result = pending.reader.read(
         context.peer.start,
         pull,
@@ -286,8 +286,8 @@ def _run(context: RequestContext, pull: Pull) -> int:
         pull.offset,
         pull.max_messages,
         pull.max_bytes,
-        wanted.codes,
-        wanted.predicate,
+        selection.codes,
+        selection.predicate,
     )
     if result is None:
         _wait_for_disk(context, pull)
@@ -324,7 +324,7 @@ def _deal(context: RequestContext, pull: Pull, result: ReadResult) -> int:
     status = result.status
     code, remark = STATUS[status]
     next_offset = result.next_offset
-    last = pull.last or state.parked.stopping
+    last = pull.must_answer or state.parked.stopping
     if status is ReadStatus.FOUND:
         state.rates.got(pull.queue.topic, pull.group, result.count, result.size)
         if pull.far:
@@ -374,7 +374,7 @@ def _hold_back(context: RequestContext, pull: Pull, offset: int, wait_ms: int) -
     """Hold *pull* until the delay of the retry at *offset* is over."""
     state = context.state
     pull.offset = offset
-    if pull.last or state.parked.stopping:
+    if pull.must_answer or state.parked.stopping:
         _answer_nothing(context, pull)
     else:
         _admit(context, pull)
@@ -396,10 +396,12 @@ def _answer_nothing(context: RequestContext, pull: Pull) -> None:
     state = context.state
     state.parked.done(pull)
     state.rates.missed += 1
-    first, end = pull.queue.first_offset, pull.grant.end_offset(pull.queue.queue_id)
-    moved = pull.offset != pull.asked_offset
-    code, remark = STATUS[ReadStatus.NO_MATCH if moved else ReadStatus.AT_END]
-    context.peer.send(encode_pull_prefix(state.templates.pulled, pull.opaque, code, pull.offset, first, end, remark))
+    first_offset, end_offset = pull.queue.first_offset, pull.grant.end_offset(pull.queue.queue_id)
+    has_moved = pull.offset != pull.asked_offset
+    code, remark = STATUS[ReadStatus.NO_MATCH if has_moved else ReadStatus.AT_END]
+    context.peer.send(
+        encode_pull_prefix(state.templates.pulled, pull.opaque, code, pull.offset, first_offset, end_offset, remark)
+    )
 
 
 def _answer_reset(context: RequestContext, pull: Pull, offset: int) -> int:

@@ -373,15 +373,15 @@ def _send_batch(
     context: RequestContext, command: Command, header: SendHeader, grant: PublishGrant
 ) -> bytes | Steps[Frame | None]:
     _check_batch(command, header, context.state.broker.config.message_bytes_max)
-    rest = split_batch(command.body, BATCH_AT_ONCE)
-    members = next(rest, None)
+    parts = split_batch(command.body, BATCH_AT_ONCE)
+    members = next(parts, None)
     if members is None:
         raise Refused(Reason.ILLEGAL, "batch is empty; send at least one message")
     stages = context.state.broker.stages
-    wanted = _check_members(stages, members)
+    needs_stages = _check_members(stages, members)
     if len(members) == BATCH_AT_ONCE:
-        return _send_long_batch(context, command, header, grant, members, rest)
-    placed = _store_batch(context, command, header, grant, members, wanted=wanted)
+        return _send_long_batch(context, command, header, grant, members, parts)
+    placed = _store_batch(context, command, header, grant, members, needs_stages=needs_stages)
     return _batch_response(context, command, header, placed)
 
 
@@ -391,21 +391,21 @@ def _send_long_batch(
     header: SendHeader,
     grant: PublishGrant,
     members: list[Member],
-    rest: Iterator[list[Member]],
+    parts: Iterator[list[Member]],
 ) -> Steps[Frame | None]:
     """Check all members, then store `BATCH_AT_ONCE` of them per turn, all or none of each such part, in one queue."""
     groups = [members]
     stages = context.state.broker.stages
-    wanted = _check_members(stages, members)
-    for more in rest:
+    needs_stages = _check_members(stages, members)
+    for part in parts:
         yield
-        wanted = _check_members(stages, more) or wanted
-        groups.append(more)
-    first = last = _store_batch(context, command, header, grant, members, wanted=wanted)
+        needs_stages = _check_members(stages, part) or needs_stages
+        groups.append(part)
+    first = last = _store_batch(context, command, header, grant, members, needs_stages=needs_stages)
     ids = [first.ids]
     for group in groups[1:]:
         yield
-        last = _store_batch(context, command, header, grant, group, wanted=wanted)
+        last = _store_batch(context, command, header, grant, group, needs_stages=needs_stages)
         ids.append(last.ids)
     return _batch_response(context, command, header, first._replace(end=last.end, ids=",".join(ids)))
 
@@ -424,13 +424,13 @@ def _store_batch(
     grant: PublishGrant,
     members: Sequence[Member],
     *,
-    wanted: bool,
+    needs_stages: bool,
 ) -> _PlacedBatch:
-    """Store all or none of *members*; *wanted* says whether a stage may want one of them."""
+    """Store all or none of *members*; *needs_stages* says whether a stage may want one of them."""
     gate = context.gate(command)
     message = make_message(context, header, *members[0])
     name, sys_flag, born_ms, host = message.topic, message.sys_flag, message.born_ms, message.born_host
-    times, queue = message.reconsume_times, None if wanted else gate.find_queue(name, header.queue_id)
+    times, queue = message.reconsume_times, None if needs_stages else gate.find_queue(name, header.queue_id)
     items: list[AppendItem | Message]
     if queue is None:
         items = [

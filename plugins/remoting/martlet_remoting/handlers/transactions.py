@@ -49,19 +49,19 @@ def end_run(context: RequestContext, heads: Sequence[EndHead]) -> list[Command]:
     transactions = context.state.broker.capability(Transactions)
     ends: list[tuple[HalfMessage, bool]] = []
     usual: list[EndHead] = []
-    rest: list[EndHead] = []
+    other_heads: list[EndHead] = []
     for head in heads:
         half = _usual_half(transactions, head) if transactions is not None else None
         if half is None:
-            rest.append(head)
+            other_heads.append(head)
         else:
             ends.append((half, head.fields.decision == COMMIT))
             usual.append(head)
     if ends:
         left = context.connection_gate().transactions.end_together(ends)
         context.state.counters.requests += len(ends) - len(left)
-        rest += [usual[place] for place in left]
-    return [_command(head) for head in rest]
+        other_heads += [usual[place] for place in left]
+    return [_command(head) for head in other_heads]
 
 
 def _usual_half(transactions: Transactions, head: EndHead) -> HalfMessage | None:

@@ -47,28 +47,30 @@ class LiveBrokers:
     def get(self, cluster: str, address: str) -> Live | None:
         return self._by_address.get((cluster, address))
 
-    def check_room(self, new: Registration, connection: object) -> None:
+    def check_room(self, registration: Registration, connection: object) -> None:
         """Raise `Refused` (BUSY) if there are too many brokers, in all or over *connection*."""
-        key = new.cluster, new.address
+        key = registration.cluster, registration.address
         if key not in self._by_address and len(self) >= self._brokers_max:
             text = f"{len(self)} brokers are registered; nameserver.brokers_max is {self._brokers_max}"
             raise Refused(Reason.BUSY, text)
-        held = self._of_connection.get(connection, {})
-        if connection is not None and key not in held and len(held) >= BROKERS_OF_A_CONNECTION_MAX:
-            text = f"{len(held)} brokers are registered over this connection"
+        brokers = self._of_connection.get(connection, {})
+        if connection is not None and key not in brokers and len(brokers) >= BROKERS_OF_A_CONNECTION_MAX:
+            text = f"{len(brokers)} brokers are registered over this connection"
             raise Refused(Reason.BUSY, f"{text}; at most {BROKERS_OF_A_CONNECTION_MAX}")
 
-    def add(self, new: Registration, now: float, connection: object) -> Live:
+    def add(self, registration: Registration, now: float, connection: object) -> Live:
         """Add a broker, or renew it; its version is unknown at first."""
-        timeout_ms = self._timeout_ms if new.timeout_ms is None else new.timeout_ms
-        key = new.cluster, new.address
-        old = self.remove(*key)
-        servers = new.filter_servers
+        timeout_ms = self._timeout_ms if registration.timeout_ms is None else registration.timeout_ms
+        key = registration.cluster, registration.address
+        old_live = self.remove(*key)
+        servers = registration.filter_servers
         if servers is None:
-            servers = old.filter_servers if old is not None else ()
-        names = {**(old.names if old is not None else {}), new.name: None}
-        state = new.version.state_version
-        live = Live(new.name, now, timeout_ms, state, None, new.ha_address, connection, names, servers)
+            servers = old_live.filter_servers if old_live is not None else ()
+        names = {**(old_live.names if old_live is not None else {}), registration.name: None}
+        state = registration.version.state_version
+        live = Live(
+            registration.name, now, timeout_ms, state, None, registration.ha_address, connection, names, servers
+        )
         self._by_address[key] = live
         if connection is not None:
             self._of_connection.setdefault(connection, {})[key] = None

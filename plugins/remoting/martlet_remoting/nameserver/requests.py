@@ -79,15 +79,15 @@ def _reply_in_pieces(command: Command, body: list[bytes]) -> Frame:
 
 
 def _register(server: NameServer, connection: object, command: Command) -> Steps[Frame]:
-    new = yield from decode_registration(command, server.config.broker_topics_max)
-    found = yield from server.table.register(new, server.now(), connection)
+    registration = yield from decode_registration(command, server.config.broker_topics_max)
+    registered = yield from server.table.register(registration, server.now(), connection)
     ext: dict[str, object] = {}
-    if found.master_address:
-        ext = {"haServerAddr": found.ha_address, "masterAddr": found.master_address}
+    if registered.master_address:
+        ext = {"haServerAddr": registered.ha_address, "masterAddr": registered.master_address}
     remark = None
-    if found.left_out:
+    if registered.left_out:
         # No refusal: a broker that gets one may close the connection and lose all its routes.
-        remark = f"{found.left_out} new topics of broker {new.name!r} have no route"
+        remark = f"{registered.left_out} new topics of broker {registration.name!r} have no route"
         remark += f"; the table is full, nameserver.topics_max is {server.config.topics_max}"
         log.warning("%s", remark)
     orders = server.kv.namespace(ORDER_TOPICS) if server.switches["returnOrderTopicConfigToBroker"] else None
@@ -102,15 +102,15 @@ def _unregister(server: NameServer, connection: object, command: Command) -> byt
 
 def _query_version(server: NameServer, connection: object, command: Command) -> bytes:
     cluster, address = command.text("clusterName"), command.text("brokerAddr")
-    held = server.table.version_of(cluster, address)
+    version = server.table.version_of(cluster, address)
     if len(command.body) > VERSION_BYTES_MAX:
         text = f"body of {len(command.body)} bytes is not a version; it has at most {VERSION_BYTES_MAX}"
         raise Refused(Reason.MALFORMED, text)
-    changed = held is None or held != Version.from_json(fastjson.load_object(command.body or b"{}"))
-    if not changed:
+    is_changed = version is None or version != Version.from_json(fastjson.load_object(command.body or b"{}"))
+    if not is_changed:
         server.table.live.heard(cluster, address, server.now())
-    body = fastjson.dumps(held.as_json()) if held is not None else b""
-    return _reply(command, {"changed": changed}, body)
+    body = fastjson.dumps(version.as_json()) if version is not None else b""
+    return _reply(command, {"changed": is_changed}, body)
 
 
 def _heartbeat(server: NameServer, connection: object, command: Command) -> bytes:

@@ -72,14 +72,14 @@ class RouteTable:
 
     def register(
         self,
-        new: Registration,
+        registration: Registration,
         now: float,
         connection: object = None,
         topics: Iterable[TopicShape] | None = None,
         *,
         limited: bool = True,
     ) -> Steps[Registered]:
-        """Register a broker, or renew its registration, in slices. *topics* replace the topics of *new*.
+        """Register a broker, or renew its registration, in slices. *topics* replace the topics of *registration*.
 
         If the table is full, known topics are kept and updated, and new ones are left out, unless the broker is not
         *limited*.
@@ -88,36 +88,40 @@ class RouteTable:
           Refused: a new broker registers a single topic, so its change has arrived before its whole table
             (NOT_SUPPORTED); or there are too many brokers (BUSY).
         """
-        self._check_room(new, connection)
-        brokers = self._brokers.get(new.name)
-        known = brokers is not None and new.broker_id in brokers.addresses
-        if not known and len(new.topics) == 1 and not new.complete:
+        self._check_room(registration, connection)
+        brokers = self._brokers.get(registration.name)
+        is_known = brokers is not None and registration.broker_id in brokers.addresses
+        if not is_known and len(registration.topics) == 1 and not registration.complete:
             raise Refused(
                 Reason.NOT_SUPPORTED,
-                f"register broker failed: broker {new.name!r} is not known and names one topic; "
+                f"register broker failed: broker {registration.name!r} is not known and names one topic; "
                 "it must register all its topics first",
             )
         if brokers is None:
-            brokers = self._brokers[new.name] = Brokers(new.cluster)
-        self._clusters.setdefault(new.cluster, {})[new.name] = None
-        brokers.acting_master = new.acting_master is True
-        brokers.zone = new.zone
-        if self._is_overtaken(brokers, new):
-            self.live.remove(new.cluster, new.address)
+            brokers = self._brokers[registration.name] = Brokers(registration.cluster)
+        self._clusters.setdefault(registration.cluster, {})[registration.name] = None
+        brokers.acting_master = registration.acting_master is True
+        brokers.zone = registration.zone
+        if self._is_overtaken(brokers, registration):
+            self.live.remove(registration.cluster, registration.address)
             return Registered()
-        _place(brokers, new)
-        old = self.live.get(new.cluster, new.address)
-        changed = not known or old is None or old.version != new.version
-        live = self.live.add(new, now, connection)
-        live.version = None if changed else new.version
+        _place(brokers, registration)
+        old_live = self.live.get(registration.cluster, registration.address)
+        is_changed = not is_known or old_live is None or old_live.version != registration.version
+        live = self.live.add(registration, now, connection)
+        live.version = None if is_changed else registration.version
         left_out = 0
-        if _speaks_for_all(brokers, new):
+        if _speaks_for_all(brokers, registration):
             limit = self._topics_max if limited else sys.maxsize
-            dropping = changed and (new.complete or (self.drop_missing_topics and not new.mappings))
-            topics = new.topics if topics is None else topics
-            left_out = yield from self.index.update(brokers, new, topics, limit, changed=changed, dropping=dropping)
-        live.version = new.version if not left_out else None
-        return self._answer(brokers, new, left_out)
+            dropping = is_changed and (
+                registration.complete or (self.drop_missing_topics and not registration.mappings)
+            )
+            topics = registration.topics if topics is None else topics
+            left_out = yield from self.index.update(
+                brokers, registration, topics, limit, changed=is_changed, dropping=dropping
+            )
+        live.version = registration.version if not left_out else None
+        return self._answer(brokers, registration, left_out)
 
     def _check_room(self, new: Registration, connection: object) -> None:
         self.live.check_room(new, connection)
@@ -196,15 +200,19 @@ class RouteTable:
 
     def route(self, topic: str) -> TopicRoute | None:
         """Return the route of *topic*; None if no live broker has it."""
-        found = self.index.brokers_of(topic)
-        if not found:
+        brokers_by_name = self.index.brokers_of(topic)
+        if not brokers_by_name:
             return self._light_route() if is_light(topic) else None
-        queues = [_as_now(brokers, brokers.topics[topic]) for brokers in found.values()]
-        groups = {name: self.group(name) for name in found}
+        queues = [_as_now(brokers, brokers.topics[topic]) for brokers in brokers_by_name.values()]
+        groups = {name: self.group(name) for name in brokers_by_name}
         if self.acting_master and not topic.startswith(SYNC_MEMBER_PREFIX):
-            groups = {name: _standing_in(groups[name], each) for name, each in zip(found, queues, strict=True)}
-        held = {name: brokers.mappings[topic] for name, brokers in found.items() if topic in brokers.mappings}
-        mappings = {str(mapping.get("bname") or name): mapping for name, mapping in held.items()}
+            groups = {
+                name: _standing_in(groups[name], each) for name, each in zip(brokers_by_name, queues, strict=True)
+            }
+        mappings_by_name = {
+            name: brokers.mappings[topic] for name, brokers in brokers_by_name.items() if topic in brokers.mappings
+        }
+        mappings = {str(mapping.get("bname") or name): mapping for name, mapping in mappings_by_name.items()}
         return TopicRoute(tuple(queues), groups, None, self.live.filter_servers(groups.values()), mappings or None)
 
     def _light_route(self) -> TopicRoute | None:

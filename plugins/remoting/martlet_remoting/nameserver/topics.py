@@ -54,7 +54,7 @@ class TopicIndex:
     def update(
         self,
         brokers: Brokers,
-        new: Registration,
+        registration: Registration,
         topics: Iterable[TopicShape],
         limit: int,
         *,
@@ -67,27 +67,27 @@ class TopicIndex:
           limit: the maximum number of topics in the index afterwards.
           dropping: also remove all other topics of *brokers*.
         """
-        read_only = new.broker_id != MASTER_ID and new.acting_master is True
+        read_only = registration.broker_id != MASTER_ID and registration.acting_master is True
         # Topics that others add during the slices do not count as missing.
-        missing = dict.fromkeys(brokers.topics) if dropping else {}
+        missing_topics = dict.fromkeys(brokers.topics) if dropping else {}
         left_out, budget = 0, Budget(TOPIC_US)
         for shape in topics:
-            missing.pop(shape.name, None)
+            missing_topics.pop(shape.name, None)
             if changed or shape.name not in brokers.topics:
                 perm = shape.perm & ~WRITE if read_only else shape.perm
-                queues = TopicQueues(new.name, shape.read_queues, shape.write_queues, perm, shape.sys_flag)
+                queues = TopicQueues(registration.name, shape.read_queues, shape.write_queues, perm, shape.sys_flag)
                 left_out += not self.put(brokers, shape.name, queues, limit)
             if budget.is_over():
                 yield
                 if brokers.is_gone:  # the brokers were unregistered meanwhile
                     return 0
         if changed:
-            for topic, mapping in new.mappings.items():
+            for topic, mapping in registration.mappings.items():
                 self._put_mapping(brokers, topic, mapping, limit)
                 if budget.is_over():
                     yield
-        for topic in missing:
-            self.remove(topic, new.name, brokers)
+        for topic in missing_topics:
+            self.remove(topic, registration.name, brokers)
             if budget.is_over():
                 yield
         return left_out

@@ -118,17 +118,17 @@ def update_config(context: RequestContext, command: Command) -> bytes:
     The request may contain any setting with its current value: some tools send all settings that they have read.
     """
     state, grant = context.state, context.gate(command).admin.broker()
-    wanted = parse_properties(command.body)
+    settings = parse_properties(command.body)
     switches, config = _switches(state.switches, grant), broker_config(context, grant)
-    changes = {name: _truth(name, value) for name, value in wanted.items() if name in switches}
-    kept = {KEPT[name]: _typed(name, value) for name, value in wanted.items() if name in KEPT}
-    for name, value in wanted.items():
-        same = format_properties({name: config.get(name, "")}) == format_properties({name: value})
-        if name not in switches and name not in KEPT and not same:
-            may = ", ".join(sorted([*switches, *KEPT]))
-            text = f"Can not update config {name!r:.80} over the wire; these can be: {may}"
+    changes = {name: _truth(name, value) for name, value in settings.items() if name in switches}
+    kept_changes = {KEPT[name]: _typed(name, value) for name, value in settings.items() if name in KEPT}
+    for name, value in settings.items():
+        is_same = format_properties({name: config.get(name, "")}) == format_properties({name: value})
+        if name not in switches and name not in KEPT and not is_same:
+            names = ", ".join(sorted([*switches, *KEPT]))
+            text = f"Can not update config {name!r:.80} over the wire; these can be: {names}"
             raise Refused(Reason.NO_PERMISSION, f"{text}. Set it in the broker's configuration and start it again")
-    _keep(grant, kept)
+    _keep(grant, kept_changes)
     _switch(state.switches, grant, changes)
     return reply(command)
 

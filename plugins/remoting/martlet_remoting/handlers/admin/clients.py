@@ -167,20 +167,20 @@ class _Gathering:
 
 def consumer_status(context: RequestContext, command: Command) -> Steps[None]:
     """Ask all members of a group, or one member, for their offsets in each queue."""
-    topic, name, wanted = command.text("topic"), command.text("group"), command.text("clientAddr", "")
+    topic, name, client_id = command.text("topic"), command.text("group"), command.text("clientAddr", "")
     context.gate(command).admin.group(name)
     group = context.state.members.group(name)
     if group is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{name}]")
-    members = [member for member in group.members.values() if not wanted or member.client_id == wanted]
+    members = [member for member in group.members.values() if not client_id or member.client_id == client_id]
     for member in members:
         if member.version < VERSION_3_0_7:
             text = f"the client does not support this feature. version={member.version}"
             raise Declined(ResponseCode.SYSTEM_ERROR, text)
 
-    def done(found: dict[str, bytes]) -> None:
+    def done(answers: dict[str, bytes]) -> None:
         try:
-            context.peer.start(_answer_status, context, command, found)
+            context.peer.start(_answer_status, context, command, answers)
         except Refused as error:
             context.answer(command, refuse(command, ResponseCode.SYSTEM_BUSY, str(error)))
 

@@ -33,13 +33,19 @@ def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[GroupAdminGrant
     The attributes in *fields* change the group's current ones.
     """
     table = {str(key): value for key, value in fields.items()}
-    wanted = table.pop("attributes", None)
+    attribute_changes = table.pop("attributes", None)
     group = Group.from_json(table)
     grant = gate.admin.group(group.name)
     check_group_name(group.name)
-    held = grant.get()
-    changes = {str(key): str(value) for key, value in wanted.items()} if isinstance(wanted, dict) else {}
-    attributes = alter_attributes(held.attributes if held else {}, changes, new=held is None, known=ATTRIBUTES)
+    old_group = grant.get()
+    changes = (
+        {str(key): str(value) for key, value in attribute_changes.items()}
+        if isinstance(attribute_changes, dict)
+        else {}
+    )
+    attributes = alter_attributes(
+        old_group.attributes if old_group else {}, changes, new=old_group is None, known=ATTRIBUTES
+    )
     return grant, replace(group, attributes=attributes)
 
 
@@ -77,15 +83,15 @@ def delete_group(context: RequestContext, command: Command) -> bytes:
 def all_groups(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all groups, or one page of them."""
     grant = context.gate(command).queries.broker()
-    held, all_names = grant.groups_version, grant.groups()
-    version = Version(held.counter, held.state_version, held.timestamp)
+    table_version, all_names = grant.groups_version, grant.groups()
+    version = Version(table_version.counter, table_version.state_version, table_version.timestamp)
     names = page(command, "groupSeq", "maxGroupNum", version, all_names)
-    found = filter(None, (grant.group(name).get() for name in names))
+    groups = filter(None, (grant.group(name).get() for name in names))
     body = yield from dumps_in_steps(
         {
             "dataVersion": version.as_json(),
             "forbiddenTable": grant.forbidden(),
-            "subscriptionGroupTable": Lazy((group.name, orjson.dumps(group.as_json())) for group in found),
+            "subscriptionGroupTable": Lazy((group.name, orjson.dumps(group.as_json())) for group in groups),
         }
     )
     return reply_in_pieces(command, body, {"totalGroupNum": len(all_names)})

@@ -53,13 +53,13 @@ def _stored_ms(topic_offsets: TopicOffsets, queue_id: int, offset: int) -> Steps
     return max((yield from topic_offsets.store_ms_at(queue_id, offset)), 0)
 
 
-def _topics_of(members: Members, grant: GroupGrant, wanted: list[str]) -> list[Topic]:
+def _topics_of(members: Members, grant: GroupGrant, topic_names: list[str]) -> list[Topic]:
     """Return the existing topics of the group, without topics that its live members no longer subscribe to."""
     live = members.group(grant.name)
     subscribed = live.subscriptions if live is not None else {}
-    names = wanted or grant.topics()
-    found = (grant.topic_offsets(name).get() for name in names)
-    return [topic for topic in found if topic is not None and (not subscribed or topic.name in subscribed)]
+    names = topic_names or grant.topics()
+    topics = (grant.topic_offsets(name).get() for name in names)
+    return [topic for topic in topics if topic is not None and (not subscribed or topic.name in subscribed)]
 
 
 def consume_stats(
@@ -86,14 +86,14 @@ def group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the progress of a group in its topics."""
     state, group = context.state, command.text("consumerGroup")
     grant = context.gate(command).queries.group(group)
-    wanted = [name for name in command.text("topicList", "").split(";") if name]
+    topic_names = [name for name in command.text("topicList", "").split(";") if name]
     if topic := command.text("topic", ""):
-        wanted = [topic]
+        topic_names = [topic]
     table: dict[MessageQueue, dict[str, int]] = {}
     tps, budget = 0.0, Budget(QUEUE_US)
-    for found in _topics_of(state.members, grant, wanted):
-        table |= yield from consume_stats(state.broker, grant, found, found.read_queues, budget)
-        tps += state.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
+    for group_topic in _topics_of(state.members, grant, topic_names):
+        table |= yield from consume_stats(state.broker, grant, group_topic, group_topic.read_queues, budget)
+        tps += state.rates.tps("GROUP_GET_NUMS", f"{group_topic.name}@{group}")
     return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
 
 
@@ -230,21 +230,21 @@ def consume_queue(context: RequestContext, command: Command) -> Steps[bytes]:
     if not grant.has_used(queue_id):
         return _no_queue(grant, command, queue_id)
     live = state.members.group(command.text("consumerGroup", ""))
-    held = live.subscriptions.get(topic) if live is not None else None
+    subscription = live.subscriptions.get(topic) if live is not None else None
     entries: list[dict[str, object]] = []
     first, end = grant.first_offset(queue_id), grant.end_offset(queue_id)
     offset, stop = max(index, first), min(index + count, end)
     while offset < stop and (data := (yield from grant.entries(queue_id, offset, stop - offset))):
         for position, size, code in ENTRY.iter_unpack(data):
             if size > 0 and size != BLANK_SIZE:
-                wanted = held is not None and _wants(held, code)
-                entries.append({"eval": wanted, "physicOffset": position, "physicSize": size, "tagsCode": code})
+                is_selected = subscription is not None and _wants(subscription, code)
+                entries.append({"eval": is_selected, "physicOffset": position, "physicSize": size, "tagsCode": code})
         offset += len(data) // ENTRY_BYTES
     body = {
         "maxQueueIndex": end,
         "minQueueIndex": first,
         "queueData": entries,
-        "subscriptionData": held.as_json() if held is not None else None,
+        "subscriptionData": subscription.as_json() if subscription is not None else None,
     }
     return reply(command, body=dumps(body))
 

@@ -66,9 +66,13 @@ def _changeable(context: RequestContext, command: Command, name: str) -> TopicAd
 
 
 def alter_attributes(
-    held: Mapping[str, str], wanted: Mapping[str, str], *, new: bool, known: Mapping[str, Allowed] = ATTRIBUTES
+    old_attributes: Mapping[str, str],
+    changes: Mapping[str, str],
+    *,
+    new: bool,
+    known: Mapping[str, Allowed] = ATTRIBUTES,
 ) -> dict[str, str]:
-    """Return *held* after the changes *wanted*: ``+name`` sets an attribute, ``-name`` removes it (AttributeUtil).
+    """Return *old_attributes* after *changes*: ``+name`` sets an attribute, ``-name`` removes it (AttributeUtil).
 
     *known* has all attributes with their allowed values.
 
@@ -76,10 +80,10 @@ def alter_attributes(
       Declined: a key has no sign or is unknown, or a value is invalid (SYSTEM_ERROR).
       Refused: the message type is MIXED (PARAMETER).
     """
-    if wanted.get("+message.type") == "MIXED":
+    if changes.get("+message.type") == "MIXED":
         raise Refused(Reason.PARAMETER, "MIXED message type is not supported.")
-    found = dict(held)
-    for key, value in wanted.items():
+    attributes = dict(old_attributes)
+    for key, value in changes.items():
         sign, name = key[:1], key[1:]
         if sign not in ("+", "-"):
             raise _bad_attribute(f"wrong format key: {key!r:.80}; it must begin with + (set) or - (remove)")
@@ -87,13 +91,13 @@ def alter_attributes(
             raise _bad_attribute(f"only add attribute is supported while creating topic. key: {name:.80}")
         if name not in known:
             raise _bad_attribute(f"unsupported key: {name:.80}; attributes are {', '.join(known)}")
-        if not new and name in FIXED and found.get(name, SUPPORTED[name]) != value:
+        if not new and name in FIXED and attributes.get(name, SUPPORTED[name]) != value:
             raise _bad_attribute(f"attempt to update an unchangeable attribute. key: {name}")
         if sign == "+":
-            found[name] = _checked_attribute(name, value, known[name])
-        elif found.pop(name, None) is None:
+            attributes[name] = _checked_attribute(name, value, known[name])
+        elif attributes.pop(name, None) is None:
             raise _bad_attribute(f"attempt to delete a nonexistent key: {name}")
-    return found
+    return attributes
 
 
 def _bad_attribute(remark: str) -> Declined:
@@ -150,13 +154,13 @@ def update_topic(context: RequestContext, command: Command) -> bytes | Steps[byt
 
 
 def _force_update(context: RequestContext, command: Command, grant: TopicAdminGrant) -> Steps[bytes]:
-    broker, held, lost = context.state.broker, grant.get(), 0
-    if held is not None:
-        left = max(command.integer("readQueueNums"), command.integer("writeQueueNums"))
-        lost = (yield from broker.draining.unread(held, left)).messages
+    broker, old_topic, lost_messages = context.state.broker, grant.get(), 0
+    if old_topic is not None:
+        queues_left = max(command.integer("readQueueNums"), command.integer("writeQueueNums"))
+        lost_messages = (yield from broker.draining.unread(old_topic, queues_left)).messages
     topic = _update(grant, command, force=True)
     yield from broker.draining.drop(topic)
-    return reply(command, {LOST: lost})
+    return reply(command, {LOST: lost_messages})
 
 
 def _update(grant: TopicAdminGrant, command: Command, *, force: bool = False) -> Topic:
@@ -193,16 +197,18 @@ def update_topics(context: RequestContext, command: Command) -> Steps[bytes]:
 
 
 def _update_from_json(grant: TopicAdminGrant, fields: dict[object, object]) -> Topic:
-    held = grant.get()
-    given = fields.get("attributes")
-    wanted = {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
+    old_topic = grant.get()
+    attributes = fields.get("attributes")
+    attribute_changes = (
+        {str(key): str(value) for key, value in attributes.items()} if isinstance(attributes, dict) else {}
+    )
     return grant.update(
         integer(fields, "readQueueNums", 16),
         integer(fields, "writeQueueNums", 16),
         integer(fields, "perm", 6),
         integer(fields, "topicSysFlag"),
         boolean(fields, "order"),
-        alter_attributes(held.attributes if held else {}, wanted, new=held is None),
+        alter_attributes(old_topic.attributes if old_topic else {}, attribute_changes, new=old_topic is None),
         str(fields.get("topicFilterType") or "SINGLE_TAG"),
     )
 
@@ -222,14 +228,14 @@ def delete_topic(context: RequestContext, command: Command) -> bytes:
 def all_topics(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all topics, or one page of them."""
     grant = context.gate(command).queries.broker()
-    held, topics = grant.topics_version, list(grant.topics())
-    version = Version(held.counter, held.state_version, held.timestamp)
-    found = page(command, "topicSeq", "maxTopicNum", version, topics)
+    table_version, topics = grant.topics_version, list(grant.topics())
+    version = Version(table_version.counter, table_version.state_version, table_version.timestamp)
+    topics_of_page = page(command, "topicSeq", "maxTopicNum", version, topics)
     body = yield from dumps_in_steps(
         {
             "dataVersion": version.as_json(),
             "mappingDataVersion": Version().as_json(),
-            "topicConfigTable": Lazy((topic.name, orjson.dumps(topic.as_json())) for topic in found),
+            "topicConfigTable": Lazy((topic.name, orjson.dumps(topic.as_json())) for topic in topics_of_page),
             "topicQueueMappingDetailMap": {},
             "topicQueueMappingInfoMap": {},
         }
