@@ -147,9 +147,9 @@ class MachineRoomNearby:
         for name in members:
             member_rooms.setdefault(self.member_room(name), []).append(name)
         room = self.member_room(member)
-        near = queue_rooms.pop(room, [])
-        found = self.within.allocate(group, member, near, member_rooms[room]) if near else []
-        for empty in sorted(queue_rooms):
-            if empty not in member_rooms:
-                found += self.within.allocate(group, member, queue_rooms[empty], members)
-        return found
+        near_queues = queue_rooms.pop(room, [])
+        allocated_queues = self.within.allocate(group, member, near_queues, member_rooms[room]) if near_queues else []
+        for other_room in sorted(queue_rooms):
+            if other_room not in member_rooms:
+                allocated_queues += self.within.allocate(group, member, queue_rooms[other_room], members)
+        return allocated_queues

@@ -101,15 +101,15 @@ class AssignedQueues:
 
     def update(self, subscription: TopicSelection, share: Iterable[MessageQueue]) -> bool:
         """Take the queues of *share* and leave all others of the topic; return whether they differ from ours."""
-        wanted = set(share)
-        ours = {queue for queue in self.current if queue.topic == subscription.topic}
-        for queue in ours - wanted:
+        shared_queues = set(share)
+        our_queues = {queue for queue in self.current if queue.topic == subscription.topic}
+        for queue in our_queues - shared_queues:
             self._leave(queue)
         # A queue that is still being released is taken at the next turn.
-        new = wanted - ours - self.leaving.keys()
-        for queue in sorted(new):
+        new_queues = shared_queues - our_queues - self.leaving.keys()
+        for queue in sorted(new_queues):
             self._take(queue, subscription)
-        return ours != wanted
+        return our_queues != shared_queues
 
     def leave_topic(self, topic: str) -> None:
         """Leave all queues of *topic*."""

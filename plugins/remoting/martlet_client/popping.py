@@ -143,11 +143,11 @@ class PopConsumer(NetworkClient):
             return []
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark or "", address)
-        found = _popped(answer, broker_name)
-        wanted = [popped for popped in found if subscription.selects(popped.message)]
-        if len(wanted) < len(found):  # brokers compare only the hashes of tags
-            await self.ack(*[popped for popped in found if not subscription.selects(popped.message)])
-        return wanted
+        popped_messages = _decode_popped(answer, broker_name)
+        selected_messages = [popped for popped in popped_messages if subscription.selects(popped.message)]
+        if len(selected_messages) < len(popped_messages):  # brokers compare only the hashes of tags
+            await self.ack(*[popped for popped in popped_messages if not subscription.selects(popped.message)])
+        return selected_messages
 
     async def ack(self, *popped: PoppedMessage) -> None:
         """Acknowledge messages; they do not come again. Does nothing for those whose invisible time has ended.
@@ -159,12 +159,12 @@ class PopConsumer(NetworkClient):
         for each in popped:
             check_type("popped", each, PoppedMessage, "as receive() returns them")
         for broker_name in sorted({each.handle.broker_name for each in popped}):
-            same = [each for each in popped if each.handle.broker_name == broker_name]
-            address = await self.network.broker_address(same[0].message.topic, broker_name)
-            if len(same) == 1:
-                await self.network.ask(address, RequestCode.ACK_MESSAGE, self._where(same[0]))
+            batch = [each for each in popped if each.handle.broker_name == broker_name]
+            address = await self.network.broker_address(batch[0].message.topic, broker_name)
+            if len(batch) == 1:
+                await self.network.ask(address, RequestCode.ACK_MESSAGE, self._where(batch[0]))
             else:
-                body = {"brokerName": broker_name, "acks": self._batch(same)}
+                body = {"brokerName": broker_name, "acks": self._batch(batch)}
                 await self.network.ask(address, RequestCode.BATCH_ACK_MESSAGE, {}, bodies.dump(body))
 
     async def change_invisible(self, popped: PoppedMessage, invisible_s: float) -> PoppedMessage:
@@ -223,7 +223,7 @@ class PopConsumer(NetworkClient):
         ]
 
 
-def _popped(answer: Command, broker_name: str) -> list[PoppedMessage]:
+def _decode_popped(answer: Command, broker_name: str) -> list[PoppedMessage]:
     """Return the messages of *answer* with their handles.
 
     Raises:
@@ -233,20 +233,20 @@ def _popped(answer: Command, broker_name: str) -> list[PoppedMessage]:
     pop_ms, invisible_ms, revive = (
         bodies.header_integer(answer, name) for name in ("popTime", "invisibleTime", "reviveQid")
     )
-    found: list[PoppedMessage] = []
+    popped_messages: list[PoppedMessage] = []
     for message in decode_messages(answer.body, broker_name):
         if not isinstance(message, ReceivedMessage):
             log.warning("a popped message is damaged, it comes again until it is a dead letter: %s", message)
             continue
-        own = message.properties.get(POP_CK)  # RocketMQ writes it into retries
-        if own is not None:
-            found.append(PoppedMessage(message, parse_handle(own)))
+        stored_handle = message.properties.get(POP_CK)  # RocketMQ writes it into retries
+        if stored_handle is not None:
+            popped_messages.append(PoppedMessage(message, parse_handle(stored_handle)))
             continue
         retry, queue_id = retry_flag(message.queue.topic), message.queue.queue_id
-        first = starts.get((retry, queue_id), message.queue_offset)
-        handle = Handle(first, pop_ms, invisible_ms, revive, retry, broker_name, queue_id, message.queue_offset)
-        found.append(PoppedMessage(message, handle))
-    return found
+        first_offset = starts.get((retry, queue_id), message.queue_offset)
+        handle = Handle(first_offset, pop_ms, invisible_ms, revive, retry, broker_name, queue_id, message.queue_offset)
+        popped_messages.append(PoppedMessage(message, handle))
+    return popped_messages
 
 
 def _starts(text: str) -> Mapping[tuple[str, int], int]:

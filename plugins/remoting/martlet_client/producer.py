@@ -141,7 +141,7 @@ class Producer(NetworkClient):
     async def _send(
         self,
         message: Message,
-        own: Mapping[str, str],
+        client_properties: Mapping[str, str],
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
         argument: object = None,
@@ -149,20 +149,20 @@ class Producer(NetworkClient):
     ) -> SendResult:
         """Like `send`, with properties that only the client may set."""
         _check_choice(queue, selector, argument)
-        header, body, key = self._prepare(message, queue, timeout_s, own)
+        header, body, key = self._prepare(message, queue, timeout_s, client_properties)
         code = RequestCode.SEND_MESSAGE_V2
         if queue is None and selector is None:
             return (await self._sending.send(header, body, code, timeout_s)).result(key)
         route, queues = await self._sending.publish_route(message.topic)
-        chosen = queue if selector is None else selector(queues, message, argument)
-        check_queue(chosen, message.topic)
-        assert chosen is not None
+        target = queue if selector is None else selector(queues, message, argument)
+        check_queue(target, message.topic)
+        assert target is not None
         seconds = self._sending.timeout_s if timeout_s is None else timeout_s
         try:
-            sent = await self._sending.send_to(route, chosen, header, body, code, seconds)
+            sent = await self._sending.send_to(route, target, header, body, code, seconds)
         except (ConnectionLost, RequestTimeout) as error:
             self.network.routes.pop(message.topic, None)
-            raise SendFailed(message.topic, (Attempt(chosen, error),)) from error
+            raise SendFailed(message.topic, (Attempt(target, error),)) from error
         return sent.result(key)
 
     async def request(
@@ -192,15 +192,15 @@ class Producer(NetworkClient):
         seconds = self._sending.timeout_s if timeout_s is None else timeout_s
         route, _ = await self._sending.publish_route(message.topic)
         await self._waiters.announce(route)
-        waiting = self._waiters.begin()
+        waiter = self._waiters.begin()
         deadline = trio.current_time() + seconds
         try:
-            own = self._waiters.properties(waiting, seconds)
-            sent = await self._send(message, own, queue, selector, argument, seconds)
+            client_properties = self._waiters.properties(waiter, seconds)
+            sent = await self._send(message, client_properties, queue, selector, argument, seconds)
             with trio.move_on_at(deadline):
-                return await waiting.wait_reply()
+                return await waiter.wait_reply()
         finally:
-            self._waiters.end(waiting)
+            self._waiters.end(waiter)
         raise NoReply(message.topic, sent.message_id, seconds)
 
     async def reply(

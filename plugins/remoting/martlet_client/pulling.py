@@ -229,12 +229,12 @@ class QueuePulls:
         await trio.sleep(PAUSE_S)
 
 
-def _pulled(answer: Command, status: PullStatus, broker_name: str, first: int) -> Pulled:
-    found = _decode_pulled(answer.body, broker_name, first) if status is PullStatus.FOUND else []
+def _pulled(answer: Command, status: PullStatus, broker_name: str, first_offset: int) -> Pulled:
+    messages = _decode_pulled(answer.body, broker_name, first_offset) if status is PullStatus.FOUND else []
     return Pulled(
         status,
-        [message for message in found if isinstance(message, ReceivedMessage)],
-        [message for message in found if isinstance(message, DamagedMessage)],
+        [message for message in messages if isinstance(message, ReceivedMessage)],
+        [message for message in messages if isinstance(message, DamagedMessage)],
         bodies.header_integer(answer, "nextBeginOffset"),
         bodies.header_integer(answer, "minOffset"),
         bodies.header_integer(answer, "maxOffset"),
@@ -251,25 +251,27 @@ def decode_messages(body: bytes, broker_name: str) -> list[ReceivedMessage | Dam
     return [received(record, broker_name) for record in _records(body, broker_name)]
 
 
-def _decode_pulled(body: bytes, broker_name: str, first: int) -> list[ReceivedMessage | DamagedMessage]:
-    """Like `decode_messages`, but with the messages of inner batches, from offset *first* on, in place of these."""
-    found: list[ReceivedMessage | DamagedMessage] = []
+def _decode_pulled(body: bytes, broker_name: str, first_offset: int) -> list[ReceivedMessage | DamagedMessage]:
+    """Like `decode_messages`, but return the messages of inner batches, from *first_offset* on, in place of these."""
+    messages: list[ReceivedMessage | DamagedMessage] = []
     for record in _records(body, broker_name):
         if is_inner_batch(record.sys_flag):
-            found += _members(record, broker_name, first)
+            messages += _members(record, broker_name, first_offset)
         else:
-            found.append(received(record, broker_name))
-    return found
+            messages.append(received(record, broker_name))
+    return messages
 
 
-def _members(batch: Record, broker_name: str, first: int) -> list[ReceivedMessage | DamagedMessage]:
-    whole = received(batch, broker_name)
-    if isinstance(whole, ReceivedMessage):
+def _members(batch: Record, broker_name: str, first_offset: int) -> list[ReceivedMessage | DamagedMessage]:
+    batch_message = received(batch, broker_name)
+    if isinstance(batch_message, ReceivedMessage):
         try:
-            return [received(each, broker_name) for each in unroll(batch, first)]
+            return [received(each, broker_name) for each in unroll(batch, first_offset)]
         except Refused as error:
-            whole = DamagedMessage(whole.queue, batch.queue_offset, batch.position, batch.topic, str(error))
-    return [replace(whole, queue_offset=max(batch.queue_offset, first))]
+            batch_message = DamagedMessage(
+                batch_message.queue, batch.queue_offset, batch.position, batch.topic, str(error)
+            )
+    return [replace(batch_message, queue_offset=max(batch.queue_offset, first_offset))]
 
 
 def _records(body: bytes, broker_name: str) -> list[Record]:

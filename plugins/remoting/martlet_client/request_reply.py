@@ -62,13 +62,15 @@ class ReplyTo(Struct, frozen=True):
     @classmethod
     def of(cls, request: ReceivedMessage) -> "ReplyTo":
         """Return where the reply to *request* goes. Raises `MessageRefused` if it is not a request."""
-        found = request.properties
-        missing = [name for name in (CORRELATION_ID, REPLY_TO, CLUSTER) if not found.get(name)]
+        properties = request.properties
+        missing = [name for name in (CORRELATION_ID, REPLY_TO, CLUSTER) if not properties.get(name)]
         if missing:
             text = f"message {request.message_id} is not a request, it lacks {' and '.join(missing)}"
             raise MessageRefused(f"{text}; reply to messages that were sent with request()")
-        named: dict[str, str] = {name: found[name] for name in (CORRELATION_ID, REPLY_TO, TTL) if name in found}
-        return cls(REPLY_TOPIC.format(found[CLUSTER]), {**named, MESSAGE_TYPE: "reply"})
+        reply_properties: dict[str, str] = {
+            name: properties[name] for name in (CORRELATION_ID, REPLY_TO, TTL) if name in properties
+        }
+        return cls(REPLY_TOPIC.format(properties[CLUSTER]), {**reply_properties, MESSAGE_TYPE: "reply"})
 
     def message(self, body: bytes, tags: str, keys: str | Sequence[str], properties: Mapping[str, str]) -> Message:
         """Return the reply as a message; its own properties are added when it is encoded."""

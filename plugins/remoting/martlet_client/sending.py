@@ -158,13 +158,13 @@ class Sending:
         attempts: list[Attempt] = []
         retries = self.retries
         while True:
-            known = await self._find_route(header.topic, bool(attempts), deadline)
+            route_or_error = await self._find_route(header.topic, bool(attempts), deadline)
             if not attempts:
                 deadline = trio.current_time() + seconds
-            if isinstance(known, ClientError):
-                last = known
+            if isinstance(route_or_error, ClientError):
+                last_error = route_or_error
                 break
-            route, queues = known[0], _not_refused(known[1], attempts)
+            route, queues = route_or_error[0], _not_refused(route_or_error[1], attempts)
             if not queues:
                 break
             queue = await self._next_queue(queues, attempts, deadline)
@@ -173,13 +173,13 @@ class Sending:
             except ClientError as error:
                 if not _is_retried(error):
                     raise
-                last = error
+                last_error = error
                 attempts.append(Attempt(queue, error))
                 self._failed(header.topic, queue, error)
-            retries -= not (isinstance(last, ConnectionLost) and last.was_not_opened)
+            retries -= not (isinstance(last_error, ConnectionLost) and last_error.was_not_opened)
             if retries < 0 or trio.current_time() >= deadline:
                 break
-        raise SendFailed(header.topic, tuple(attempts)) from last
+        raise SendFailed(header.topic, tuple(attempts)) from last_error
 
     async def _find_route(
         self, topic: str, is_again: bool, deadline: float

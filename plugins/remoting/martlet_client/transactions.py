@@ -108,8 +108,8 @@ class TransactionProducer(Producer):
         check_type("message", message, Message, "for example Message('Greetings', b'hello')")
         if message.delay_level or message.delay_ms or message.deliver_at_ms:
             raise MessageRefused("message of a transaction is delayed; RocketMQ would lose it, so remove the delay")
-        own = {"TRAN_MSG": "true", "PGROUP": self.group}
-        header, body, key = self._prepare(message, None, timeout_s, own)
+        client_properties = {"TRAN_MSG": "true", "PGROUP": self.group}
+        header, body, key = self._prepare(message, None, timeout_s, client_properties)
         header.sys_flag |= PREPARED
         sent = (await self._sending.send(header, body, RequestCode.SEND_MESSAGE_V2, timeout_s)).result(key)
         state = TransactionState.ROLLBACK
