@@ -167,9 +167,9 @@ def _in_64_bits(value: Number) -> Number | None:
 
 
 def _all(operands: list[Truth]) -> Truth:
-    first, *rest = operands
-    if len(rest) == 1:
-        second = rest[0]
+    first, *other_operands = operands
+    if len(other_operands) == 1:
+        second = other_operands[0]
 
         def both(record: PropertySource) -> bool | None:
             left = first(record)
@@ -181,28 +181,28 @@ def _all(operands: list[Truth]) -> Truth:
         return both
 
     def every(record: PropertySource) -> bool | None:
-        known: bool | None = True
+        result: bool | None = True
         for operand in operands:
-            found = operand(record)
-            if found is False:
+            truth = operand(record)
+            if truth is False:
                 return False
-            if found is None:
-                known = None
-        return known
+            if truth is None:
+                result = None
+        return result
 
     return every
 
 
 def _any(operands: list[Truth]) -> Truth:
     def some(record: PropertySource) -> bool | None:
-        known: bool | None = False
+        result: bool | None = False
         for operand in operands:
-            found = operand(record)
-            if found:
+            truth = operand(record)
+            if truth:
                 return True
-            if found is None:
-                known = None
-        return known
+            if truth is None:
+                result = None
+        return result
 
     return some
 
@@ -240,17 +240,17 @@ def _equal(left: Node, right: Node) -> Truth:
     return equal
 
 
-def _equal_constant(node: Node, wanted: Value) -> Truth:
+def _equal_constant(node: Node, constant: Value) -> Truth:
     """Compile the usual ``property = constant``, without the checks that only other comparisons need."""
     value = _value(node)
-    if isinstance(node, PropertyReference) and isinstance(wanted, str):
+    if isinstance(node, PropertyReference) and isinstance(constant, str):
 
         def same(record: PropertySource) -> bool | None:
-            found = value(record)
-            return None if found is None else found == wanted
+            property_value = value(record)
+            return None if property_value is None else property_value == constant
 
         return same
-    return lambda record: equals(value(record), wanted)
+    return lambda record: equals(value(record), constant)
 
 
 def equals(left: Value, right: Value) -> bool | None:
@@ -326,14 +326,14 @@ def _like(node: Like) -> Truth:
 
 
 def _search(node: Search) -> Truth:
-    value, wanted, negated = _value(node.operand), node.text, node.negated
-    if not wanted:
+    value, needle, is_negated = _value(node.operand), node.text, node.negated
+    if not needle:
         return lambda record: False
-    has = SEARCHES[node.operator]
+    contains = SEARCHES[node.operator]
 
     def search(record: PropertySource) -> bool | None:
-        found = value(record)
-        return found is not None and has(str(found), wanted) is not negated
+        property_value = value(record)
+        return property_value is not None and contains(str(property_value), needle) is not is_negated
 
     return search
 

@@ -43,10 +43,10 @@ class _Segment(Struct, frozen=True):
         place, run = self.runs[0]
         last = end - self.length
         while at <= last:
-            found = text.find(run, at + place, last + place + len(run))
-            if found < 0:
+            run_start = text.find(run, at + place, last + place + len(run))
+            if run_start < 0:
                 return -1
-            at = found - place
+            at = run_start - place
             if self.fits(text, at):
                 return at
             at += 1

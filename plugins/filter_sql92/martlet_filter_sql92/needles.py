@@ -87,16 +87,16 @@ def compile_needle(node: Node, steps: list[int]) -> Find | None:
             if names > (end - begin) // BYTES_A_NAME + NAMES_MAX:
                 return None
             steps[0] += names // NAMES_A_STEP
-        found: list[int] = []
-        last = steps[0] + STEPS_MAX
+        hits: list[int] = []
+        steps_limit = steps[0] + STEPS_MAX
         for search in searches:
-            more = search(data, begin, end) if steps[0] <= last else None
-            if more is None or len(found) + len(more) >= HITS_MAX:
+            new_hits = search(data, begin, end) if steps[0] <= steps_limit else None
+            if new_hits is None or len(hits) + len(new_hits) >= HITS_MAX:
                 return None
-            found += more
+            hits += new_hits
         if len(searches) > 1:
-            found.sort()
-        return found
+            hits.sort()
+        return hits
 
     return find
 
@@ -113,7 +113,7 @@ def needle_of(node: Node, steps: list[int]) -> Needle | None:
 
     If the needle would be only the name of a property, the property's values are evaluated.
     """
-    found = _known(node, steps)
+    found = _needle_of_form(node, steps)
     if (found is not None and found.weight > VALUES_WEIGHT) or _only_present(node):
         return found
     values = values_of(node, steps)
@@ -130,7 +130,7 @@ def _excludes(node: Node) -> bool:
     return isinstance(node, Not) or (isinstance(node, Compare) and node.operator == "<>")
 
 
-def _known(node: Node, steps: list[int]) -> Needle | None:
+def _needle_of_form(node: Node, steps: list[int]) -> Needle | None:
     """Return the needle that follows from the form of *node*."""
     if isinstance(node, And):
         return _heaviest([*_ranges(node.operands), *[needle_of(operand, steps) for operand in node.operands]])

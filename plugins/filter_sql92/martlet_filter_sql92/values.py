@@ -136,18 +136,18 @@ class Values:
         verdicts = self._verdicts
         if len(verdicts) >= VERDICTS_MAX:
             verdicts = self._verdicts = {}
-        new = values.difference(verdicts)
-        if len(new) * self._cost > EVALUATED_MAX:
+        new_values = values.difference(verdicts)
+        if len(new_values) * self._cost > EVALUATED_MAX:
             return None
-        self._steps[0] += len(new) * self._cost * STEPS_A_VALUE
-        wanted = {value for value in values if verdicts.get(value)}
-        for value in new:
+        self._steps[0] += len(new_values) * self._cost * STEPS_A_VALUE
+        true_values = {value for value in values if verdicts.get(value)}
+        for value in new_values:
             holds = self._holds(value)
             if holds:
-                wanted.add(value)
+                true_values.add(value)
             if len(verdicts) < VERDICTS_MAX and len(value) <= KEPT_BYTES_MAX:
                 verdicts[value] = holds
-        return frozenset(wanted)
+        return frozenset(true_values)
 
     def _holds(self, value: bytes) -> bool:
         if value[-1:] in UNSURE:
