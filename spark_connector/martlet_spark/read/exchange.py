@@ -110,40 +110,40 @@ class Exchange(ABC):
         Return whether the records must include every message of the range by which *progress* has advanced.
         """
 
-    def read(self, left: list[RangeProgress]) -> Iterator[Records]:
-        """Yield the records of all ranges in *left*, many at once; remove each range that is read to its end.
+    def read(self, ranges_left: list[RangeProgress]) -> Iterator[Records]:
+        """Yield the records of all ranges in *ranges_left*, many at once; remove each range that is read to its end.
 
         Yielded records are overwritten when the next ones are requested. Before an error, the received records are
         yielded.
 
         Raises:
-          ConnectionLost: the connection broke; the ranges in *left* can be read on another one.
+          ConnectionLost: the connection broke; the ranges in *ranges_left* can be read on another one.
           ReadError: the broker refuses, or sends damaged records.
-          Unchecked: the ranges in *left* can be read on another connection.
+          Unchecked: the ranges in *ranges_left* can be read on another connection.
           DataLost: messages are gone.
         """
-        frames, waiting = FrameBodies(), deque(left)
-        asked: dict[int, RangeProgress] = {}
-        while asked or waiting:
+        frames, waiting_ranges = FrameBodies(), deque(ranges_left)
+        ranges_by_request: dict[int, RangeProgress] = {}
+        while ranges_by_request or waiting_ranges:
             try:
-                while waiting and len(asked) < OUTSTANDING_MAX:
-                    progress = waiting.popleft()
-                    asked[self.ask(progress)] = progress
-                self._receive(frames, asked, waiting, left)
+                while waiting_ranges and len(ranges_by_request) < OUTSTANDING_MAX:
+                    progress = waiting_ranges.popleft()
+                    ranges_by_request[self.ask(progress)] = progress
+                self._receive(frames, ranges_by_request, waiting_ranges, ranges_left)
             except SparkConnectorError:
-                yield from self._take_records(frames, left)
+                yield from self._take_records(frames, ranges_left)
                 raise
             if frames.enough:
-                yield from self._take_records(frames, left)
-        yield from self._take_records(frames, left)
+                yield from self._take_records(frames, ranges_left)
+        yield from self._take_records(frames, ranges_left)
 
-    def _take_records(self, frames: FrameBodies, left: list[RangeProgress]) -> Iterator[Records]:
+    def _take_records(self, frames: FrameBodies, ranges_left: list[RangeProgress]) -> Iterator[Records]:
         """Take the records out of *frames* and yield them; report the messages that they lack."""
         parts = frames.parts
         try:
             records = frames.take()
         except ReadError as error:
-            self._check_again(parts, left, error)
+            self._check_again(parts, ranges_left, error)
             if not isinstance(error, Damaged):
                 raise
             hint = CONTINUE if self._fail_on_loss and self.broker_checks else LEAVE_OUT
@@ -153,49 +153,49 @@ class Exchange(ABC):
         for part, start, end in frames.gaps:
             self.lose(part.progress, start, end, REMOVED if start < part.oldest else DAMAGED)
 
-    def _check_again(self, parts: Sequence[FramePart], left: list[RangeProgress], error: ReadError) -> None:
+    def _check_again(self, parts: Sequence[FramePart], ranges_left: list[RangeProgress], error: ReadError) -> None:
         """Reset progress to before *parts*, of which one is damaged, if loss is allowed and they are unchecked.
 
         Raises:
-          Unchecked: the ranges of *parts* are in *left* again.
+          Unchecked: the ranges of *parts* are in *ranges_left* again.
         """
         if self._fail_on_loss or all(part.progress.checked for part in parts):
             return
         for part in reversed(parts):
             progress = part.progress
             progress.next, progress.checked = part.first, True
-            if progress not in left:
-                left.append(progress)
+            if progress not in ranges_left:
+                ranges_left.append(progress)
         log.warning("%s; reading again without damaged messages", error)
         raise Unchecked(str(error)) from error
 
     def _receive(
         self,
         frames: FrameBodies,
-        asked: dict[int, RangeProgress],
-        waiting: deque[RangeProgress],
-        left: list[RangeProgress],
+        ranges_by_request: dict[int, RangeProgress],
+        waiting_ranges: deque[RangeProgress],
+        ranges_left: list[RangeProgress],
     ) -> None:
-        """Receive one frame into *frames*; update its request and its range in *left*."""
+        """Receive one frame into *frames*; update its request and its range in *ranges_left*."""
         answer = self.receive(frames.room)
-        found = asked.get(answer.opaque)
-        if found is None:
+        progress = ranges_by_request.get(answer.opaque)
+        if progress is None:
             raise RemoteProtocolError(f"answer {answer.opaque} belongs to no request")
-        first = found.next
-        is_whole = self.take(found, answer)
-        if answer.body and first < found.end:
-            bounds = first, answer.integer("nextBeginOffset"), found.next
+        first_offset = progress.next
+        is_whole = self.take(progress, answer)
+        if answer.body and first_offset < progress.end:
+            bounds = first_offset, answer.integer("nextBeginOffset"), progress.next
             oldest = answer.integer("minOffset") if is_whole else 0
-            frames.add(FramePart(frames.end, len(answer.body), found, *bounds, is_whole, oldest))
+            frames.add(FramePart(frames.end, len(answer.body), progress, *bounds, is_whole, oldest))
         if answer.ext.get("more") == "true":
             return
-        del asked[answer.opaque]
+        del ranges_by_request[answer.opaque]
         self.connection.outstanding -= 1
-        if found.is_done:
-            left.remove(found)
+        if progress.is_done:
+            ranges_left.remove(progress)
         else:
-            self._check_moves(found, first)
-            waiting.append(found)
+            self._check_moves(progress, first_offset)
+            waiting_ranges.append(progress)
 
     def receive(self, room: Callable[[int], memoryview]) -> AnswerFrame:
         """Return the next answer; its body is in the buffer that *room* returns."""
@@ -290,11 +290,11 @@ class Pulls(Exchange):
         self._early: deque[AnswerFrame] = deque()  # arrived while another one was waited for
         self._compacted: dict[str, bool] = {}
 
-    def read(self, left: list[RangeProgress]) -> Iterator[Records]:
+    def read(self, ranges_left: list[RangeProgress]) -> Iterator[Records]:
         if self.wanted.has_sql:
-            for topic in sorted({progress.queue.topic for progress in left}):
+            for topic in sorted({progress.queue.topic for progress in ranges_left}):
                 self._check_expression(topic)
-        yield from super().read(left)
+        yield from super().read(ranges_left)
 
     def receive(self, room: Callable[[int], memoryview]) -> AnswerFrame:
         if not self._early:
@@ -377,29 +377,29 @@ class Pulls(Exchange):
 
     def _advance(self, progress: RangeProgress, answer: AnswerFrame, after: int) -> None:
         """Advance *progress* to *after*, or to the first offset that lacks a record and must have one."""
-        first, found = progress.next, _offsets(answer, progress.queue, progress.next)
-        wrong = np.flatnonzero(found != np.arange(first, first + len(found)))
-        count = int(wrong[0]) if len(wrong) else len(found)
-        there = int(found[count]) if len(wrong) else after
-        missing = first + count
-        if missing >= min(there, progress.end) or self._is_compacted(progress.queue.topic):
+        first_offset, offsets = progress.next, _offsets(answer, progress.queue, progress.next)
+        mismatches = np.flatnonzero(offsets != np.arange(first_offset, first_offset + len(offsets)))
+        match_count = int(mismatches[0]) if len(mismatches) else len(offsets)
+        next_offset = int(offsets[match_count]) if len(mismatches) else after
+        missing_offset = first_offset + match_count
+        if missing_offset >= min(next_offset, progress.end) or self._is_compacted(progress.queue.topic):
             progress.move(after)
-        elif count:
-            progress.move(missing)  # and request it: the message may have been removed just now
+        elif match_count:
+            progress.move(missing_offset)  # and request it: the message may have been removed just now
         elif self._is_certain(progress):
-            self.lose(progress, first, min(there, progress.end), REMOVED)
+            self.lose(progress, first_offset, min(next_offset, progress.end), REMOVED)
 
     def _prove(self, progress: RangeProgress, answer: AnswerFrame) -> None:
         """Check that the first message skipped by a filter still exists: then no later one was removed either."""
-        passed = progress.passed
-        assert passed is not None
-        found = _offsets(answer, progress.queue, passed)
-        there = int(found[0]) if len(found) else answer.integer("nextBeginOffset")
-        if not (len(found) and there == passed) and not self._is_compacted(progress.queue.topic):
-            if progress.suspect != passed:
-                progress.suspect = passed
+        skipped_offset = progress.passed
+        assert skipped_offset is not None
+        offsets = _offsets(answer, progress.queue, skipped_offset)
+        next_offset = int(offsets[0]) if len(offsets) else answer.integer("nextBeginOffset")
+        if not (len(offsets) and next_offset == skipped_offset) and not self._is_compacted(progress.queue.topic):
+            if progress.suspect != skipped_offset:
+                progress.suspect = skipped_offset
                 return
-            self.lose(progress, passed, min(max(there, passed + 1), progress.end), PERHAPS)
+            self.lose(progress, skipped_offset, min(max(next_offset, skipped_offset + 1), progress.end), PERHAPS)
         progress.passed = None
 
     @staticmethod

@@ -36,29 +36,31 @@ def identities(cluster: Cluster, routes: Mapping[str, TopicRoute], offsets: Offs
 
 
 def _ask(queues: Sequence[MessageQueue], offsets: Offsets, connection: BrokerConnection) -> dict[MessageQueue, str]:
-    found: dict[MessageQueue, str] = {}
-    left = list(queues)
-    pulled = refused = False
-    while left and not (pulled and refused):
-        pulled, refused = connection.address in pull_only, False
-        asked = {request_one(connection, queue, offsets[queue], 0, 1): queue for queue in left[:OUTSTANDING_MAX]}
-        while asked:
+    identity_by_queue: dict[MessageQueue, str] = {}
+    queues_left = list(queues)
+    is_pull_only = is_refused = False
+    while queues_left and not (is_pull_only and is_refused):
+        is_pull_only, is_refused = connection.address in pull_only, False
+        queue_by_request = {
+            request_one(connection, queue, offsets[queue], 0, 1): queue for queue in queues_left[:OUTSTANDING_MAX]
+        }
+        while queue_by_request:
             answer = connection.receive()
-            queue = asked.get(answer.opaque)
+            queue = queue_by_request.get(answer.opaque)
             if queue is None:
                 continue
             if answer.body and (identity := _identity(answer.body, offsets[queue])):
-                found[queue] = identity
+                identity_by_queue[queue] = identity
             if answer.ext.get("more") == "true":
                 continue
-            del asked[answer.opaque]
+            del queue_by_request[answer.opaque]
             connection.outstanding -= 1
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                refused = True
+                is_refused = True
                 pull_only.add(connection.address)
             else:
-                left.remove(queue)
-    return found
+                queues_left.remove(queue)
+    return identity_by_queue
 
 
 def _identity(body: bytearray | memoryview, offset: int) -> str:

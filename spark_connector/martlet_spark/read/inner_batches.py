@@ -18,14 +18,14 @@ def unrolled(records: Records, first: int) -> Records:
     Raises:
       ReadError: an inner batch is damaged.
     """
-    inner = records.heads["sys_flag"] & INNER_BATCH == INNER_BATCH
-    if not inner.any():
+    is_inner = records.heads["sys_flag"] & INNER_BATCH == INNER_BATCH
+    if not is_inner.any():
         return records
-    data, at = bytearray(), 0
-    for start in records.starts[inner].tolist():
-        data += records.data[at:start]
-        at = start + _unroll(records, start, first, data)
-    data += records.data[at:]
+    data, copied_end = bytearray(), 0
+    for start in records.starts[is_inner].tolist():
+        data += records.data[copied_end:start]
+        copied_end = start + _unroll(records, start, first, data)
+    data += records.data[copied_end:]
     return Records(data)
 
 

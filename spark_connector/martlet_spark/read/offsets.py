@@ -49,12 +49,12 @@ def encode(
     offsets: Mapping[MessageQueue, int], new: Mapping[MessageQueue, int] | None = None, last: Last | None = None
 ) -> dict[str, Any]:
     """Return *offsets* as JSON; *new* has the first offset of each queue that the previous offset lacks."""
-    found: dict[str, Any] = {"v": VERSION, "t": _table(offsets)}
+    fields: dict[str, Any] = {"v": VERSION, "t": _table(offsets)}
     if new:
-        found["new"] = _table(new)
+        fields["new"] = _table(new)
     if last:
-        found["last"] = _table({queue: list(each) for queue, each in last.items()})
-    return found
+        fields["last"] = _table({queue: list(each) for queue, each in last.items()})
+    return fields
 
 
 def decode(value: Mapping[str, Any]) -> Offsets:

@@ -44,16 +44,16 @@ def plan(
     There are at least *partitions_min* partitions, if there are as many messages. The ranges of a partition follow one
     another, and those of one queue ascend.
     """
-    left = [each for each in ranges if len(each)]
-    total = sum(len(each) for each in left)
+    nonempty_ranges = [each for each in ranges if len(each)]
+    total = sum(len(each) for each in nonempty_ranges)
     if not total:
         return []
-    wanted = max(ceil(sum(each.bytes for each in left) / target_bytes), 1)
+    partition_count = max(ceil(sum(each.bytes for each in nonempty_ranges) / target_bytes), 1)
     if records_max:
-        wanted = max(wanted, ceil(total / records_max))
-    if partitions_min > wanted:
-        return _equal(left, min(partitions_min, total))
-    return _fill(left, target_bytes, records_max)
+        partition_count = max(partition_count, ceil(total / records_max))
+    if partitions_min > partition_count:
+        return _equal(nonempty_ranges, min(partitions_min, total))
+    return _fill(nonempty_ranges, target_bytes, records_max)
 
 
 def _fill(ranges: Sequence[Range], target_bytes: int, records_max: int) -> list[list[Range]]:
@@ -80,17 +80,16 @@ def _fill(ranges: Sequence[Range], target_bytes: int, records_max: int) -> list[
 def _equal(ranges: Sequence[Range], count: int) -> list[list[Range]]:
     """Return *count* partitions with the same number of messages, plus or minus one."""
     total = sum(len(each) for each in ranges)
-    found: list[list[Range]] = []
-    taken, room = 0, 0
+    partitions: list[list[Range]] = []
+    room = 0
     for each in ranges:
         start = each.start
         while start < each.end:
             if not room:
-                room = total * (len(found) + 1) // count - total * len(found) // count
-                found.append([])
+                room = total * (len(partitions) + 1) // count - total * len(partitions) // count
+                partitions.append([])
             size = min(each.end - start, room)
-            found[-1].append(Range(each.queue, start, start + size, each.message_bytes))
+            partitions[-1].append(Range(each.queue, start, start + size, each.message_bytes))
             start += size
             room -= size
-            taken += size
-    return found
+    return partitions

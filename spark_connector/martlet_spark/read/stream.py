@@ -119,13 +119,13 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def _next(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds], limit: ReadLimit) -> dict[str, Any] | None:
         """Return the end of the micro-batch that begins at *offsets*; None if no batch is to run yet."""
-        new = self._new(offsets, bounds)
+        new = self._find_first_offsets(offsets, bounds)
         ends = self._ends({**offsets, **new}, bounds, limit)
         self._driver.has_begun = True
         if ends == offsets:
             return None
         self._driver.last_batch = monotonic()
-        return encode(ends, new, self._last(offsets, ends))
+        return encode(ends, new, self._find_last_messages(offsets, ends))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         bounds = self._driver.bounds
@@ -175,27 +175,27 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
                 self._lose(f"{_words(queue)} is gone: its topic or its broker was removed")
         return bounds
 
-    def _new(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+    def _find_first_offsets(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
         """Return the first offsets of queues that *offsets* lack, and of queues that were created again.
 
         Raises:
           DataLost: a queue has other messages than *offsets* say.
         """
         driver = self._driver
-        new = {queue: bounds[queue] for queue in bounds.keys() - offsets.keys()}
-        if new and not offsets and not driver.has_begun:
-            begins = driver.starting.find(new)
+        new_bounds = {queue: bounds[queue] for queue in bounds.keys() - offsets.keys()}
+        if new_bounds and not offsets and not driver.has_begun:
+            first_offsets = driver.starting.find(new_bounds)
         else:
-            begins = {queue: first for queue, (first, _) in new.items()}
+            first_offsets = {queue: first for queue, (first, _) in new_bounds.items()}
         for queue, offset in offsets.items():
             end = driver.bounds[queue][1] if queue in driver.bounds else offset
             if offset > end:
                 text = f"{_words(queue)} ends at {end}, but the checkpoint is at {offset}"
                 self._lose(f"{text}: the topic was created again, or the broker lost messages")
-                begins[queue] = driver.bounds[queue][0]
-        again = self._created_again(offsets)
-        return begins | {
-            queue: driver.bounds[queue][0] for queue in offsets if (queue.topic, queue.broker_name) in again
+                first_offsets[queue] = driver.bounds[queue][0]
+        recreated_topics = self._created_again(offsets)
+        return first_offsets | {
+            queue: driver.bounds[queue][0] for queue in offsets if (queue.topic, queue.broker_name) in recreated_topics
         }
 
     def _created_again(self, offsets: Offsets) -> set[tuple[str, str]]:
@@ -217,24 +217,24 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
             first, end = driver.bounds.get(queue, (0, 0))
             if first <= offset < end and (queue.topic, queue.broker_name) in advanced:
                 wanted[queue] = offset
-        return self._differ(wanted, driver.last) if wanted else set()
+        return self._find_recreated(wanted, driver.last) if wanted else set()
 
-    def _differ(self, wanted: Offsets, last: Last) -> set[tuple[str, str]]:
-        """Return the (topic, broker) pairs with a message at the *wanted* offsets that differs from the one in *last*.
+    def _find_recreated(self, offsets: Offsets, last: Last) -> set[tuple[str, str]]:
+        """Return the (topic, broker) pairs with a message at the *offsets* offsets that differs from the one in *last*.
 
         Raises:
           DataLost: there is one.
         """
-        found: set[tuple[str, str]] = set()
-        routes = self._driver.subscribed.routes(wanted)
-        for queue, identity in identities(self._driver.cluster, routes, wanted).items():
+        recreated_topics: set[tuple[str, str]] = set()
+        routes = self._driver.subscribed.routes(offsets)
+        for queue, identity in identities(self._driver.cluster, routes, offsets).items():
             if identity != last[queue][1]:
-                text = f"topic {queue.topic!r} was deleted and created again: message {wanted[queue]} of queue"
+                text = f"topic {queue.topic!r} was deleted and created again: message {offsets[queue]} of queue"
                 self._lose(f"{text} {queue_name(queue)} is not the one that the query has read")
-                found.add((queue.topic, queue.broker_name))
-        return found
+                recreated_topics.add((queue.topic, queue.broker_name))
+        return recreated_topics
 
-    def _last(self, offsets: Offsets, ends: Offsets) -> Last:
+    def _find_last_messages(self, offsets: Offsets, ends: Offsets) -> Last:
         """Return the last message of a batch that ends at *ends*, in one queue per topic and broker."""
         driver = self._driver
         longest: dict[tuple[str, str], MessageQueue] = {}
@@ -242,10 +242,14 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
             name = queue.topic, queue.broker_name
             if end > offsets.get(queue, 0) and (name not in longest or end > ends[longest[name]]):
                 longest[name] = queue
-        wanted = {queue: ends[queue] - 1 for queue in longest.values()}
-        found = identities(driver.cluster, driver.subscribed.routes(ends), wanted)
-        last = {queue: each for queue, each in driver.last.items() if (queue.topic, queue.broker_name) not in longest}
-        return last | {queue: (wanted[queue], identity) for queue, identity in found.items()}
+        last_offsets = {queue: ends[queue] - 1 for queue in longest.values()}
+        identity_by_queue = identities(driver.cluster, driver.subscribed.routes(ends), last_offsets)
+        last_messages = {
+            queue: last_message
+            for queue, last_message in driver.last.items()
+            if (queue.topic, queue.broker_name) not in longest
+        }
+        return last_messages | {queue: (last_offsets[queue], identity) for queue, identity in identity_by_queue.items()}
 
     def _lose(self, text: str) -> None:
         if self.options["failOnDataLoss"]:
@@ -320,7 +324,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         starts, ends = {**decode(start), **decode_new(end)}, decode(end)
         last = decode_last(end)
         if last and not self._driver.has_begun:  # an earlier run of the query planned the batch
-            self._differ({queue: offset for queue, (offset, _) in last.items()}, last)
+            self._find_recreated({queue: offset for queue, (offset, _) in last.items()}, last)
         bounds = {queue: (starts[queue], ends[queue]) for queue in sorted(ends) if starts[queue] < ends[queue]}
         sizes = self._sizes(bounds)
         ranges = [Range(queue, first, last, sizes[queue.topic]) for queue, (first, last) in bounds.items()]
@@ -344,16 +348,16 @@ def limited(counts: Mapping[MessageQueue, int], most: int, turn: int = 0) -> dic
 
     If there are more queues than messages, queues from number *turn* on get one message each, so all have a turn.
     """
-    full = sorted(queue for queue, count in counts.items() if count > 0)
-    if most < len(full):
-        first = turn % len(full)
-        chosen = {*(full[first:] + full[:first])[:most]}
-        return {queue: int(queue in chosen) for queue in counts}
+    queues = sorted(queue for queue, count in counts.items() if count > 0)
+    if most < len(queues):
+        start = turn % len(queues)
+        chosen_queues = {*(queues[start:] + queues[:start])[:most]}
+        return {queue: int(queue in chosen_queues) for queue in counts}
     total = sum(counts.values())
-    left = most
-    found: dict[MessageQueue, int] = {}
+    messages_left = most
+    shares: dict[MessageQueue, int] = {}
     for queue, count in sorted(counts.items(), key=lambda item: item[1]):
-        share = min(count, left, max(ceil(most * count / total), 1 if count else 0)) if total else 0
-        found[queue] = share
-        left -= share
-    return found
+        share = min(count, messages_left, max(ceil(most * count / total), 1 if count else 0)) if total else 0
+        shares[queue] = share
+        messages_left -= share
+    return shares

@@ -66,13 +66,13 @@ class RangeReader:
         by_broker: dict[str, list[RangeProgress]] = {}
         for each in ranges:
             by_broker.setdefault(each.queue.broker_name, []).append(RangeProgress(each))
-        for broker, left in by_broker.items():
-            for records in self._read_broker(broker, left):
+        for broker, ranges_left in by_broker.items():
+            for records in self._read_broker(broker, ranges_left):
                 yield from self._batches(self._decoder.decode(records, broker))
         if self._decoder.undecoded:
-            what = "null" if self._undecodable == NULL else "as they are stored"
-            count, first = self._decoder.undecoded, self._decoder.first_undecoded
-            log.warning("bodies that cannot be decompressed are %s: %d; the first: %s", what, count, first)
+            treatment = "null" if self._undecodable == NULL else "as they are stored"
+            count, first_body = self._decoder.undecoded, self._decoder.first_undecoded
+            log.warning("bodies that cannot be decompressed are %s: %d; the first: %s", treatment, count, first_body)
 
     def _batches(self, batch: Any) -> Iterator[Any]:
         found = self._wanted.select(batch)

@@ -77,17 +77,17 @@ class Subscribed:
         """Discard the routes; the next use asks for new ones."""
         self._routes_until = 0.0
 
-    def _resolve(self, known: Collection[str]) -> dict[str, TopicRoute]:
+    def _resolve(self, known_topics: Collection[str]) -> dict[str, TopicRoute]:
         """Return the routes; wait for brokers that register with name servers that have just started."""
         names = [*(self._subscribe or self._assign or ())]
-        found: dict[str, TopicRoute] = {}
-        missing: list[str] = []
+        routes: dict[str, TopicRoute] = {}
+        missing_names: list[str] = []
         for _ in attempts(self.cluster.timeout_s):
-            found = self.cluster.routes(self.cluster.topics(self._pattern) if self._pattern else names)
-            missing = [name for name in names if name not in found and name not in known]
-            if (found and not missing) or not self.cluster.knows_no_topic():
+            routes = self.cluster.routes(self.cluster.topics(self._pattern) if self._pattern else names)
+            missing_names = [name for name in names if name not in routes and name not in known_topics]
+            if (routes and not missing_names) or not self.cluster.knows_no_topic():
                 break
-        return found | {name: self.cluster.route(name) for name in missing}
+        return routes | {name: self.cluster.route(name) for name in missing_names}
 
     def bounds(self, known: Collection[MessageQueue] = ()) -> dict[MessageQueue, Bounds]:
         """Return the bounds of all selected queues; queues of *known* that are gone are left out.
@@ -116,7 +116,7 @@ class Subscribed:
         found: dict[MessageQueue, Bounds] = {}
         for name in self._assign[topic]:
             if find_queues(topic, name, bounds) or not find_queues(topic, name, known):
-                found.update((queue, bounds[queue]) for queue in _named(topic, name, bounds, "assign"))
+                found.update((queue, bounds[queue]) for queue in _find_named(topic, name, bounds, "assign"))
         return found
 
     def offsets_at(self, times_ms: Mapping[MessageQueue, int]) -> Offsets:
@@ -128,17 +128,17 @@ class Subscribed:
         return found
 
 
-def _named(topic: str, name: str, queues: Iterable[MessageQueue], option: str) -> list[MessageQueue]:
-    found = find_queues(topic, name, queues)
-    if not found:
+def _find_named(topic: str, name: str, queues: Iterable[MessageQueue], option: str) -> list[MessageQueue]:
+    named_queues = find_queues(topic, name, queues)
+    if not named_queues:
         topics = sorted({queue.topic for queue in queues})
         if topic not in topics:
             raise OptionError(f"option {option} names topic {topic!r}; the query reads {', '.join(topics) or 'none'}")
-        has = ", ".join(str(queue.queue_id) for queue in queues if queue.topic == topic)
+        ids = ", ".join(str(queue.queue_id) for queue in queues if queue.topic == topic)
         raise OptionError(
-            f"option {option} names queue {name!r} of topic {topic!r}, which does not exist; it has {has}"
+            f"option {option} names queue {name!r} of topic {topic!r}, which does not exist; it has {ids}"
         )
-    return found
+    return named_queues
 
 
 @final
@@ -194,7 +194,7 @@ class QueryBound:
         found: dict[MessageQueue, int] = {}
         for topic, numbers in table.items():
             for name, number in numbers.items():
-                found.update(dict.fromkeys(_named(topic, name, bounds, option), number))
+                found.update(dict.fromkeys(_find_named(topic, name, bounds, option), number))
         missing = [queue for queue in bounds if queue not in found]
         if missing:
             queue = missing[0]

@@ -215,19 +215,19 @@ class NamedProperties:
             numbers = numbers[self._words_before(self._marks[numbers], 8) == name[:4]]
         at = self._marks[numbers]
         rows = np.searchsorted(self._offsets, at, "right") - 1
-        first = self._offsets[rows]
+        row_starts = self._offsets[rows]
         starts = at - len(name)
-        whole = (starts == first) | ((starts > first) & (self._raw[starts - 1] == VALUE_END))
-        if not whole.all():
-            numbers, at, rows = numbers[whole], at[whole], rows[whole]
+        is_whole = (starts == row_starts) | ((starts > row_starts) & (self._raw[starts - 1] == VALUE_END))
+        if not is_whole.all():
+            numbers, at, rows = numbers[is_whole], at[is_whole], rows[is_whole]
         text_ends = self._offsets[rows + 1]
         marks = np.append(self._marks, len(self._raw))[numbers + 1]
         ends = np.minimum(marks, text_ends)
-        wrong = ends == at + 1
+        is_odd = ends == at + 1
         inside = marks < text_ends
-        wrong[inside] |= self._raw[marks[inside]] != VALUE_END
-        wrong[1:] |= rows[1:] == rows[:-1]
-        return (rows, at + 1, ends), rows[wrong]
+        is_odd[inside] |= self._raw[marks[inside]] != VALUE_END
+        is_odd[1:] |= rows[1:] == rows[:-1]
+        return (rows, at + 1, ends), rows[is_odd]
 
     def values_of(self, name: str) -> Any:
         """Return the value of property *name* of each record, null without one, as strings."""

@@ -142,18 +142,18 @@ class MessageSizes:
         Samples the first messages in some of the queues of the topics with most messages; other topics get their
         average.
         """
-        full: dict[str, list[MessageQueue]] = {}
+        queues_by_topic: dict[str, list[MessageQueue]] = {}
         counts: Counter[str] = Counter()
         for queue, (first, end) in sorted(bounds.items()):
             if first < end:
-                full.setdefault(queue.topic, []).append(queue)
+                queues_by_topic.setdefault(queue.topic, []).append(queue)
                 counts[queue.topic] += end - first
-        found: dict[str, int] = {}
+        size_by_topic: dict[str, int] = {}
         for topic, _ in counts.most_common(TOPICS_MAX):
             if topic in routes:
-                found[topic] = self._of(topic, routes[topic], full[topic], bounds)
-        usual = sum(found.values()) // len(found) if found else MESSAGE_BYTES
-        return {topic: found.get(topic, usual) for topic in full}
+                size_by_topic[topic] = self._of(topic, routes[topic], queues_by_topic[topic], bounds)
+        average = sum(size_by_topic.values()) // len(size_by_topic) if size_by_topic else MESSAGE_BYTES
+        return {topic: size_by_topic.get(topic, average) for topic in queues_by_topic}
 
     def _of(
         self, topic: str, route: TopicRoute, full: Sequence[MessageQueue], bounds: Mapping[MessageQueue, Bounds]
