@@ -37,6 +37,7 @@ from martlet.store.append.items import AppendItem, AppendResult
 from martlet.store.append.writer import Writer
 from martlet.store.disk import data_directory
 from martlet.store.disk.files import Disk, Files
+from martlet.store.disk.segments import Segment
 from martlet.store.format import atomic
 from martlet.store.format.atomic import FIRST
 from martlet.store.read import reading
@@ -247,6 +248,14 @@ def _ignored(right: Any) -> Any:
         return None
 
     return nothing
+
+
+def _leave_name_unsynced(right: Any) -> Any:
+    def began_after(self: Flusher, full: Segment) -> None:
+        right(self, full)
+        self._new_directory = False
+
+    return began_after
 
 
 def _read_past_durable(right: Any) -> Any:
@@ -670,7 +679,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         **ONE_QUEUE,
         script=cuts_after_a_save,
     ),
-    bug("segment's name is not synced", (Flusher, "created", _ignored)),
+    bug("segment's name is not synced", (Flusher, "began_after", _leave_name_unsynced)),
     bug("failed sync ignored", (Files, "sync", _ignore_sync_error), script=failed_syncs),
     bug("refused records stay in their queue", (Committer, "_undo_pending", _keep_refused), script=full_disks),
     bug("refused records stay in light queues", (Committer, "take_back", _keep_light), light=True, script=full_disks),
@@ -681,7 +690,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         flush="async",
         cuts=(Cut.LOST,),
         script=stops,
-        first=20,
+        first=48,
     ),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
     bug("projection restored and continued too late", (Restoration, "_continue_from", _continue_late)),

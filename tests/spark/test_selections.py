@@ -85,7 +85,7 @@ def test_offsets_of_other_topics_and_queues_are_refused(topic: Topic) -> None:
     given = json.loads(of_queues(topic, 0, 0, 0, 0))
     with pytest.raises(OptionError, match=f"startingOffsets names topic 'Other'; the query reads {topic.name}"):
         read(topic, startingOffsets=json.dumps({**given, "Other": {"0": 1}}))
-    with pytest.raises(OptionError, match=r"names queue '9' of topic .*, which does not exist; it has 0, 1, 2, 3"):
+    with pytest.raises(OptionError, match=r"names queue '9', which topic .* does not have; its queues are 0, 1, 2, 3"):
         read(topic, endingOffsets=json.dumps({topic.name: {**given[topic.name], "9": 1}}))
     with pytest.raises(OptionError, match="startingOffsets has offset -3 of queue 0"):
         read(topic, startingOffsets=of_queues(topic, -3, 0, 0, 0))

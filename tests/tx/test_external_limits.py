@@ -40,11 +40,11 @@ async def test_each_limit_is_named_with_its_setting() -> None:
     found = await sink(config=SMALL)
     await found.stage(0, "a", ["1", "2", "3", "4", "5"])
     text = await refusal(found, Reason.ILLEGAL, 0, "a", ["6", "7"], chunk=1)
-    assert text == "part would have 7 messages; tx.staged_part_messages_max is 6, make transactions smaller"
+    assert text == "part would have 7 messages; tx.staged_part_messages_max is 6; make transactions smaller"
     text = await refusal(found, Reason.ILLEGAL, 0, "b", ["1", "2", "3", "4", "5"])
     assert (
         text
-        == "transaction 0 would have 10 messages; tx.staged_transaction_messages_max is 9, make transactions smaller"
+        == "transaction 0 would have 10 messages; tx.staged_transaction_messages_max is 9; make transactions smaller"
     )
     text = await refusal(found, Reason.ILLEGAL, 0, "b", ["x" * 4200])
     assert "tx.staged_part_bytes_max is 9000" in text

@@ -86,7 +86,7 @@ def _actions_of(parser: argparse.ArgumentParser) -> "argparse._SubParsersAction[
 
 
 def _refuse(parser: argparse.ArgumentParser, words: Sequence[str], rest: Sequence[str]) -> NoReturn:
-    """Raise a `UsageError` about *rest*, words that are no arguments of the action named by *words*."""
+    """Raise a `UsageError` about *rest*, the part of the command line *words* that its subcommand does not accept."""
     import difflib
 
     from martlet.cli.outcome import UsageError

@@ -39,7 +39,7 @@ class TailRouting:
         self, encoding: str, positions: Sequence[int], data: bytes, ends: Sequence[int], start: int = 0
     ) -> None:
         """Use the given frames of messages just published, like `Feed.hand_on`."""
-        self._forget_undone()
+        self._clear_after_undo()
         if ends and self._handed.size + ends[-1] - start <= self._handed_bytes_max:
             self._handed.add(encoding, positions, data, ends, start)
 
@@ -111,12 +111,12 @@ class TailRouting:
 
     def _attach_frames(self, run: Run, records: list[Found]) -> None:
         """Use frames that were passed on for *run*, which consists of *records*."""
-        self._forget_undone()
+        self._clear_after_undo()
         for encoding, data, ends in self._handed.find([each[0] for each in records]):
             run.keep(encoding, Frames(data, ends))
 
-    def _forget_undone(self) -> None:
-        """Drop all frames if messages were undone after they were published: other messages get their positions."""
+    def _clear_after_undo(self) -> None:
+        """Drop all frames after a failed commit was undone: later messages get the positions of its messages."""
         undone = self._store.committer.undone
         if undone != self._undone:
             self._undone = undone

@@ -174,7 +174,7 @@ class Member:
         return self._settlement.ack_held(self.holder, queue_id, offset)
 
     def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
-        """Settle messages of one queue and return their credit; return the offsets that this member holds.
+        """Settle messages of one queue and give their credit back. Returns those of *offsets* that this member held.
 
         Runs of consecutive offsets take 0.2 us for each message, `ack` 3 us.
         """
@@ -183,19 +183,19 @@ class Member:
         return self._settlement.ack_held_all(self.holder, queue_id, offsets)
 
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
-        """Return a failed message to the group; False if this member does not hold it.
+        """Give a failed message back to the group. Returns False if this member does not hold it.
 
         It is redelivered after *delay_s*, or later: the pause grows with each failure.
         """
         return bool(self.nack_all(queue_id, (offset,), delay_s))
 
     def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> list[int]:
-        """Return failed messages of one queue as `nack`; return the offsets that this member holds."""
+        """Give failed messages of one queue back, as `nack`. Returns those of *offsets* that this member held."""
         self.touch()
         return self._settlement.nack_held(self.holder, queue_id, offsets, delay_s)
 
     def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> list[int]:
-        """Make messages of one queue dead now; return the offsets that this member holds.
+        """Make messages of one queue dead now. Returns those of *offsets* that this member held.
 
         If the broker is killed before the dead letter is stored, the message is delivered again. In the topic of the
         group's dead letters it does not become dead, but is delivered again as with `nack`.

@@ -97,7 +97,11 @@ class SharedGroups:
 
     @property
     def room(self) -> int:
-        """The number of messages that may still become unsettled, or acknowledged after an unsettled one."""
+        """The number of messages that may still be leased.
+
+        One limit applies to unsettled messages, another one to these and to acknowledged messages that are remembered,
+        because an earlier message of their queue is unsettled.
+        """
         return min(
             self.config.leases_max - self.unsettled, self.config.leases_max * REMEMBERED_TIMES - self.state.leases
         )

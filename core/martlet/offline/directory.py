@@ -116,25 +116,30 @@ async def plan(directory: str, config: Config, disk: Disk, report: Report | None
     Raises:
       StoreError: there is no log, or a broker has the directory open.
     """
-    found, broker = await _tried(directory, config, disk, report)
+    found, broker = await _start_dry(directory, config, disk, report)
     broker.store.crash()
     return found
 
 
-async def _tried(directory: str, config: Config, disk: Disk, report: Report | None) -> tuple[Plan, Broker]:
+async def _start_dry(directory: str, config: Config, disk: Disk, report: Report | None) -> tuple[Plan, Broker]:
+    """Start a broker on a disk that keeps changes in memory.
+
+    Returns what the start found, and the broker, whose store the caller must crash.
+    """
     require_log(directory, disk)
     dry = DryDisk(disk)
-    found = Plan(_was_orderly(directory, disk))
-    found.findings += [Finding("start", text) for text in _unusable_notes(directory, disk)]
+    plan_of_start = Plan(_was_orderly(directory, disk))
+    findings = plan_of_start.findings
+    findings += [Finding("start", text) for text in _unusable_notes(directory, disk)]
     before = offsets_at_checkpoint(directory, disk)
-    with _collected_warnings() as messages:
+    with _collected_warnings() as warnings:
         broker = await _start(directory, config, dry, report)
         await broker.store.upkeep.checkpointer.repair_all()
-    messages += gone_since_checkpoint(broker.store, before)
-    said = {finding.text for finding in found.findings}
-    found.findings += [Finding("start", text) for text in messages if text not in said]
-    found.findings += [Finding("change", text) for text in _changes(directory, dry)]
-    return found, broker
+    warnings += gone_since_checkpoint(broker.store, before)
+    reported = {finding.text for finding in findings}
+    findings += [Finding("start", text) for text in warnings if text not in reported]
+    findings += [Finding("change", text) for text in _changes(directory, dry)]
+    return plan_of_start, broker
 
 
 def _was_orderly(directory: str, disk: Disk) -> bool:
@@ -180,7 +185,7 @@ async def verify(
     Raises:
       StoreError: there is no log, or a broker has the directory open.
     """
-    tried, broker = await _tried(directory, config, disk, trying)
+    tried, broker = await _start_dry(directory, config, disk, trying)
     store = broker.store
     try:
         served = Served(store)

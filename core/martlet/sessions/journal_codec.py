@@ -188,14 +188,14 @@ class SessionState:
         """Apply a note."""
         self.number = next_number(self.number)
         if kind == SENT:
-            self._send(*arguments)
+            self._apply_sent(*arguments)
         elif kind == ACKNOWLEDGED:
             first, count = arguments
             for number in range(first, first + count):
                 if self.flight.pop(number, None) is not None:
                     self.size -= FLIGHT_BYTES
         elif kind == HELD:
-            self._hold(*arguments)
+            self._apply_held(*arguments)
         elif kind in (FILTER, PROGRESS):
             topic_filter, options, position, *begin = arguments
             self._move(position)
@@ -241,18 +241,18 @@ class SessionState:
             if position >= self.begins_to and self.begins:
                 self.begins = NO_BEGINS
 
-    def _send(self, first: int, steps: Sequence[int], end: int) -> None:
-        at, number = 0, first
+    def _apply_sent(self, first_id: int, position_deltas: Sequence[int], end: int) -> None:
+        position, packet_id = 0, first_id
         flight, before = self.flight, len(self.flight)
-        for step in steps:
-            at += step
-            flight[number] = at
-            number += 1
+        for delta in position_deltas:
+            position += delta
+            flight[packet_id] = position
+            packet_id += 1
         self.size += (len(flight) - before) * FLIGHT_BYTES
-        self.next_id = number
+        self.next_id = packet_id
         self._move(end)
 
-    def _hold(self, first: int, count: int) -> None:
+    def _apply_held(self, first: int, count: int) -> None:
         flight, count_before = self.flight, len(self.flight)
         for number in range(first, first + count):
             flight.pop(number, None)  # so that held ids are in the order of their notes

@@ -48,12 +48,13 @@ class MissedMessages:
     # before records are removed
 
     def find_passed(self, start: int, end: int) -> Steps[Mapping[str, Passed]]:
-        """Return ``passed``, by key, of the sessions without a client that have a position from *start* to *end*.
+        """Return the messages before the position of each session without a client, by key: a count per topic.
 
-        Omits sessions that have it already, and topics with a damaged queue.
+        Only sessions with a position from *start* to *end* are counted (`SessionState.passed`). Sessions that have the
+        counts already are omitted, and topics with a damaged queue.
         """
-        found: dict[str, tuple[int, Collection[str]]] = {}
-        wanted: dict[str, set[int]] = {}
+        by_session: dict[str, tuple[int, Collection[str]]] = {}
+        positions_by_topic: dict[str, set[int]] = {}
         budget = Budget(LOOK_US)
         for key in self._table:
             position, is_known = self._table.position(key)
@@ -61,19 +62,19 @@ class MissedMessages:
             if start <= position < end and not is_known and topics_of is not None:
                 state = self._state_of(key, end)
                 if state is not None and (topics := topics_of(state.filters)):
-                    found[key] = position, topics
+                    by_session[key] = position, topics
                     for topic in topics:
-                        wanted.setdefault(topic, set()).add(position)
+                        positions_by_topic.setdefault(topic, set()).add(position)
                 budget.spend(LOOKS_A_SESSION)
             if budget.is_over():
                 yield
         counts: dict[str, dict[int, int]] = {}
-        for topic, positions in wanted.items():
+        for topic, positions in positions_by_topic.items():
             with suppress(BlockDamaged, OSError):
                 counts[topic] = yield from self._count_before(topic, sorted(positions))
         return {
             key: (position, {topic: counts[topic][position] for topic in topics if topic in counts})
-            for key, (position, topics) in found.items()
+            for key, (position, topics) in by_session.items()
         }
 
     def _state_of(self, key: str, end: int) -> SessionState | None:

@@ -154,7 +154,7 @@ class FakeDisk:
             raise OSError(code, os.strerror(code), path)
 
     def fail_next(self, name: str, code: int, *, after: int = 0) -> None:
-        """Let the call *name* fail with errno *code*, once, after *after* more that work."""
+        """Let a call of *name* fail with errno *code*: the next one, or the one after *after* more successful ones."""
         self.failures[name, self.calls.get(name, 0) + after] = code
 
     def after_power_cut(self, cut: Cut, random: Random) -> "FakeDisk":

@@ -39,7 +39,7 @@ Selector: TypeAlias = Callable[[Sequence[MessageQueue], Message, object], Messag
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
-    """A `Selector` that keeps order per key: the same *argument* gets the same queue while their number stays."""
+    """A `Selector` that keeps order per key: one *argument* gets one queue, until the number of queues changes."""
     return queues[crc32(str(argument).encode()) % len(queues)]
 
 

@@ -114,10 +114,10 @@ class TransactionProducer(Producer):
         sent = (await self._sending.send(header, body, RequestCode.SEND_MESSAGE_V2, timeout_s)).result(key)
         state = TransactionState.ROLLBACK
         if sent.status is SendStatus.OK:
-            state = await self._decide(execute, message, sent.transaction_id or key)
+            state = await self._ask_user(execute, message, sent.transaction_id or key)
         return TransactionResult(sent, state, await self._end_sent(sent, state))
 
-    async def _decide(self, function: Callable[..., Any], *arguments: object) -> TransactionState:
+    async def _ask_user(self, function: Callable[..., Any], *arguments: object) -> TransactionState:
         """Call the user's *function*; an exception means that nobody knows."""
         call = partial(function, *arguments)
         try:
@@ -125,8 +125,9 @@ class TransactionProducer(Producer):
                 async with self._limiter:
                     state = await call()
             else:
-                (state,) = await trio.to_thread.run_sync(lambda: (call(),), limiter=self._limiter)
-                state = await state if inspect.isawaitable(state) else state
+                # In a tuple: trio refuses a coroutine as the result of a thread.
+                (result,) = await trio.to_thread.run_sync(lambda: (call(),), limiter=self._limiter)
+                state = await result if inspect.isawaitable(result) else result
         except Exception:  # user code may raise anything; the outcome of the transaction is unknown then
             log.exception("transaction is unknown to its producer; the broker will ask about it")
             return TransactionState.UNKNOWN
@@ -172,7 +173,7 @@ class TransactionProducer(Producer):
         if not isinstance(message, ReceivedMessage) or message.properties.get("PGROUP") != self.group:
             log.warning("broker %s asked about a transaction of another group, or a damaged one", broker_name)
             return Answer()
-        state = await self._decide(self._check, message)
+        state = await self._ask_user(self._check, message)
         ext: dict[str, object] = {
             "tranStateTableOffset": command.integer("tranStateTableOffset"),
             "commitLogOffset": command.integer("commitLogOffset"),

@@ -136,11 +136,12 @@ class BatchWriter(SinkWriter, DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
-        name = f"spark-batch-{uuid4().hex}"
-        self._transaction = Transaction(name, 0, is_last=True)
+        unique = f"spark-batch-{uuid4().hex}"
         if options["txnAppId"]:
-            began_ms = time.time_ns() // 1_000_000
-            self._transaction = Transaction(options["txnAppId"], options["txnVersion"], name, began_ms, named=True)
+            began_ms, producer, sequence = time.time_ns() // 1_000_000, options["txnAppId"], options["txnVersion"]
+            self._transaction = Transaction(producer, sequence, run=unique, began_ms=began_ms, named=True)
+        else:
+            self._transaction = Transaction(producer=unique, sequence=0, is_last=True)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return self.write_rows(iterator, lambda: self._transaction, in_task=False)

@@ -65,32 +65,40 @@ class Distribution:
         until its earlier messages are settled or can be delivered again, and messages that were settled before such an
         earlier message follow it again. The *attempt* that took the last messages of a queue in order takes them again.
         """
-        exclusive, owner, queues, source = self._members.exclusive, self._context.owner, self._queues, self._source
+        exclusive, owner, source = self._members.exclusive, self._context.owner, self._source
         if exclusive and member is not next(iter(exclusive)):
             return []
         until = owner.now() + member.lease_s
         self._begin_reset(queue_id)
-        for queue in self._queues_of_attempt(attempt, queue_id) if in_order else ():
-            self._settlement.return_attempt(queue, member.holder)
-        visited: list[GroupQueue] = []
+        if in_order:
+            self._return_earlier_attempt(attempt, queue_id, member)
         if source.finder is not None:
             source.find(source.finder, member.credit)
-        parked = source.parked
-        collection = Collection(member, budget_bytes, until, max(owner.clock.now_ms(), queues.newest + 1))
+        parked, visited = source.parked, list[GroupQueue]()
+        collection = Collection(member, budget_bytes, until, max(owner.clock.now_ms(), self._queues.newest + 1))
         try:
             self._collect_from_queues(collection, queue_id, attempt if in_order else None, visited)
         finally:
-            for queue in visited:
-                if not queues.activate(queue):
-                    queues.active.pop(queue, None)
-        found = collection.deliveries
-        if found:
+            self._deactivate_empty(visited)
+        deliveries = collection.deliveries
+        if deliveries:
             owner.alarm(self._context, until)
-            self._rest -= sum([delivery.count for delivery in found])
-        goes_on = bool(found) or collection.kept > 0 or source.parked < parked or collection.reads_left <= 0
-        if goes_on and self.has_more(queue_id):
+            self._rest -= sum([delivery.count for delivery in deliveries])
+        made_progress = bool(deliveries) or collection.kept > 0 or source.parked < parked or collection.reads_left <= 0
+        if made_progress and self.has_more(queue_id):
             self._members.wake()
-        return found
+        return deliveries
+
+    def _return_earlier_attempt(self, attempt: str, queue_id: int, member: GroupMember) -> None:
+        """Return the messages that *attempt* took before, so that it can take them again."""
+        for queue in self._queues_of_attempt(attempt, queue_id):
+            self._settlement.return_attempt(queue, member.holder)
+
+    def _deactivate_empty(self, visited: list[GroupQueue]) -> None:
+        queues = self._queues
+        for queue in visited:
+            if not queues.activate(queue):  # it has nothing to deliver
+                queues.active.pop(queue, None)
 
     def has_more(self, queue_id: int = -1) -> bool:
         """Return whether there are messages to deliver, or to check."""

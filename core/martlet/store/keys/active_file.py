@@ -129,15 +129,18 @@ class ActiveFile:
         return changes
 
     def write_slots(self, path: str, parts: list[tuple[int, bytes]]) -> None:
-        """Write the result of `take_slots` durably into *path*, whose entries are durable. Retried after an error."""
+        """Write the result of `take_slots` durably into *path*, whose entries are durable.
+
+        After an error the pages are dirty again, so the next `take_slots` returns them.
+        """
         try:
             for at, data in parts:
                 self._files.files.write(path, data, at)
             self._files.files.sync(path)
         except OSError:
             for at, data in parts:
-                first, pages = (at - HEADER.size) // PAGE_BYTES, -(-len(data) // PAGE_BYTES)
-                if at:
+                if at:  # at 0 is the header, which is written each time
+                    first, pages = (at - HEADER.size) // PAGE_BYTES, -(-len(data) // PAGE_BYTES)
                     self._dirty_pages[first : first + pages] = b"\x01" * pages
             raise
 

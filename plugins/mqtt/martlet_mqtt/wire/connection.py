@@ -105,7 +105,6 @@ TRANSITIONS: Final[dict[tuple[State, int], State]] = {
 
 
 @final
-@final
 class Limits(NamedTuple):
     """The longest packets that a client may send, and its time for CONNECT."""
 

@@ -95,5 +95,5 @@ async def _save(broker: Broker, data: bytes) -> None:
     """Write the key-value texts in a worker thread: an fsync takes milliseconds."""
     store = broker.store
     with trio.CancelScope(shield=True):
-        for _ in range(2):  # the previous generation is a copy
+        for _ in range(2):  # twice, so that the previous generation, read if the newest is damaged, has the same texts
             await store.disk.off_loop(partial(store.data_directory.write_file, KV_FILE, data))

@@ -1,7 +1,7 @@
 """The shared groups of queues and of durable subscriptions.
 
-A topic has one group for its queue, one for each filter of names, and one for each application that consumes it as a
-virtual topic.
+A topic has one group for the destination ``/queue/TOPIC``, one for each ``/queue/TOPIC/NAME`` (which selects messages
+by their name, `destinations.py`), and one for each application that consumes it as a virtual topic.
 
 A durable subscription to a topic is a shared group of one member, so messages wait for it, and acknowledgements last.
 As with ActiveMQ, ``client-id`` of CONNECT and ``activemq.subscriptionName`` name it; as with RabbitMQ, ``durable:true``

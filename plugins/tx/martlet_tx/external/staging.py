@@ -120,27 +120,32 @@ class TransactionStaging:
                 text = f"staged batch needs {size} bytes; a segment has room for {limit} (store.segment_bytes)"
                 raise Refused(Reason.ILLEGAL, f"{text}; stage smaller batches")
 
-    def _check_room(self, transaction: ExternalTransaction, found: StagedPart | None, messages: int, size: int) -> None:
-        """Raise `Refused` if the batch would exceed a limit."""
+    def _check_room(self, transaction: ExternalTransaction, part: StagedPart | None, messages: int, size: int) -> None:
+        """Raise `Refused` if a batch of *size* bytes for *part*, None for a new one, would exceed a limit."""
         config, state = self._config, self._state
-        key, text = (transaction.identity, transaction.producer), f"transaction {transaction.sequence}"
-        _check_limit("part", found.size if found else 0, size, "bytes", config.staged_part_bytes_max, "part")
-        _check_limit(
-            "part", found.messages if found else 0, messages, "messages", config.staged_part_messages_max, "part"
-        )
+        key = transaction.identity, transaction.producer
+        part_messages, part_bytes = (part.messages, part.size) if part is not None else (0, 0)
+        _check_limit("part", "part", "bytes", part_bytes + size, config.staged_part_bytes_max)
+        _check_limit("part", "part", "messages", part_messages + messages, config.staged_part_messages_max)
+        named = f"transaction {transaction.sequence}"
         held_messages, held_bytes = state.totals.get((key, transaction.sequence), (0, 0))
-        _check_limit(text, held_bytes, size, "bytes", config.staged_transaction_bytes_max, "transaction")
-        _check_limit(text, held_messages, messages, "messages", config.staged_transaction_messages_max, "transaction")
-        for count, limit, name, what in (
-            (state.size + size, config.staged_bytes_max, "bytes", "bytes"),
-            (len(state.chunks) + 1, config.staged_chunks_max, "chunks", "chunks"),
-            (len(state.parts) + (found is None), config.staged_parts_max, "parts", "parts"),
-        ):
-            if count > limit:
-                busy = f"[OVERLOAD]system busy, {count} {what} would be staged; tx.staged_{name}_max is {limit}"
-                raise Refused(Reason.BUSY, busy)
+        _check_limit("transaction", named, "bytes", held_bytes + size, config.staged_transaction_bytes_max)
+        _check_limit("transaction", named, "messages", held_messages + messages, config.staged_transaction_messages_max)
+        self._check_room_of_all(size, is_new=part is None)
         if key not in state.producers and key not in state.of_producer:
             self._runs.check_room(transaction.identity)
+
+    def _check_room_of_all(self, size: int, *, is_new: bool) -> None:
+        """Raise `Refused` if the broker would hold too much for all transactions together."""
+        config, state = self._config, self._state
+        for count, limit, unit in (
+            (state.size + size, config.staged_bytes_max, "bytes"),
+            (len(state.chunks) + 1, config.staged_chunks_max, "chunks"),
+            (len(state.parts) + is_new, config.staged_parts_max, "parts"),
+        ):
+            if count > limit:
+                busy = f"[OVERLOAD]system busy, {count} {unit} would be staged; tx.staged_{unit}_max is {limit}"
+                raise Refused(Reason.BUSY, busy)
 
 
 def _message(batch: StagedBatch, member: tuple[object, bytes, int]) -> Message:
@@ -159,7 +164,8 @@ def _message(batch: StagedBatch, member: tuple[object, bytes, int]) -> Message:
     )
 
 
-def _check_limit(what: str, held: int, more: int, unit: str, limit: int, name: str) -> None:
-    if held + more > limit:
-        text = f"{what} would have {held + more} {unit}; tx.staged_{name}_{unit}_max is {limit}"
-        raise Refused(Reason.ILLEGAL, f"{text}, make transactions smaller")
+def _check_limit(kind: str, named: str, unit: str, count: int, limit: int) -> None:
+    """Raise `Refused` if *count* of *unit* are more than a part or a transaction, the *kind*, may have."""
+    if count > limit:
+        text = f"{named} would have {count} {unit}; tx.staged_{kind}_{unit}_max is {limit}"
+        raise Refused(Reason.ILLEGAL, f"{text}; make transactions smaller")
