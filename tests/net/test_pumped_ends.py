@@ -44,7 +44,7 @@ async def test_a_client_is_not_silent_while_it_waits_for_its_turn(world: World, 
     world.connect = lambda: Lines(10.0)
     async with toy_server(protocol=world.protocol(websocket=WebSocket(("toy",))), world=world):
         turns = world.server._reader.turns
-        limit, turns._limit, turns._left = turns._limit, 0, 0
+        limit, turns._limit, turns._turns_left = turns._limit, 0, 0
         with connect(world) as client:
             send(client, b"GET / HTTP/1.1\r\n")
             while not world.server._reader._in_line:

@@ -135,7 +135,7 @@ class Gate:
         self.check_whole(message)
         return self._behind.publish(message)
 
-    def _check_light(self, message: Message) -> None:
+    def _check_light_topics(self, message: Message) -> None:
         """Raise `Refused` unless *message* may go to the light topics that it names; they count only if there are
         routers.
         """
@@ -154,7 +154,7 @@ class Gate:
         """Store messages like `Broker.publish_all`; refuses each message without permission."""
         publishable, has_routers = self.publishable, bool(self._behind.routers)
         refused: dict[int, Refused] = {}
-        for place, item in enumerate(items):
+        for index, item in enumerate(items):
             try:
                 if not isinstance(item, Message):
                     topic = queue_of(item).topic
@@ -165,10 +165,10 @@ class Gate:
             except Refused as error:
                 if atomic:
                     raise
-                refused[place] = error
+                refused[index] = error
         if not refused:
             return self._behind.publish_all(items, atomic=atomic, notes=notes, own=own)
-        result = self._behind.publish_all([item for place, item in enumerate(items) if place not in refused])
+        result = self._behind.publish_all([item for index, item in enumerate(items) if index not in refused])
         result.add_refused(refused)
         return result
 
@@ -193,7 +193,7 @@ class Gate:
         if message.topic not in self.publishable:
             self.check_message(message.topic, message.properties)
         if self._behind.routers:  # looked up each time: a gate may be older than the routers
-            self._check_light(message)
+            self._check_light_topics(message)
 
     def check_message(self, topic: str, properties: bytes) -> None:
         """Raise `Refused` (NO_PERMISSION) unless a message with encoded *properties* may be published to *topic*."""
@@ -281,9 +281,9 @@ class Gate:
             self._check_open(name)
             self.check(action, name)
         _, topics, groups = self._tables
-        known = topics.get(name)
-        if known is not None or not topics.auto_create_enabled:
-            return known
+        known_topic = topics.get(name)
+        if known_topic is not None or not topics.auto_create_enabled:
+            return known_topic
         if name.startswith(DLQ_PREFIX) and groups.get(name.removeprefix(DLQ_PREFIX)) is not None:
             return topics.ensure(name, 1)
         return None if is_reserved(name) else topics.ensure(name, new_queues)
@@ -361,17 +361,17 @@ class Gate:
         permission is checked again at each `Member.collect`, which then may raise `Refused`.
         """
         names = membership.names
-        permit = self._may_share(topic, group, policy, names.topic_filter if names is not None else "")
+        permit = self._check_group(topic, group, policy, names.topic_filter if names is not None else "")
         return self._behind.shared_groups.join(
             peer, topic, group, encoding, membership, policy, permit=permit, user=self.identity.name
         )
 
     def shared_group(self, topic: str, group: str, policy: GroupPolicy | None = None) -> SharedGroup | None:
         """Return a group, to settle messages by handle, like `SharedGroups.find`; requires the same as `join`."""
-        self._may_share(topic, group, policy)
+        self._check_group(topic, group, policy)
         return self._behind.shared_groups.find(topic, group, policy)
 
-    def _may_share(self, topic: str, group: str, policy: GroupPolicy | None, topic_filter: str = "") -> GroupPermit:
+    def _check_group(self, topic: str, group: str, policy: GroupPolicy | None, topic_filter: str = "") -> GroupPermit:
         self._check_open(topic)
         name = name_of_group(group, policy.scope) if policy is not None else RETRY_PREFIX + group
         permit = GroupPermit(self._decisions, topic, name, topic_filter)

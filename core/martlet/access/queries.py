@@ -79,8 +79,8 @@ class QueryGate:
         """Whether the identity may read *record* in one of the light queues that contain it."""
         if record.properties.find(MULTI) < 0 or not may_be_indexed(record.topic_bytes):
             return False
-        named = [name for name, _ in light_places(record.topic_bytes, record.properties)]
-        return any(self._permissions.allows("read", name.decode("utf-8", "replace")) for name in named)
+        light_names = [name for name, _ in light_places(record.topic_bytes, record.properties)]
+        return any(self._permissions.allows("read", name.decode("utf-8", "replace")) for name in light_names)
 
 
 @final

@@ -70,14 +70,15 @@ class TransactionGate:
         """
         if self._permissions.publishable.keys() >= {half.topic for half, _ in ends}:
             return self._capability().end_together(ends)
-        left, places = [], []
-        for place, (half, _) in enumerate(ends):
+        refused_indexes, allowed_indexes = [], []
+        for index, (half, _) in enumerate(ends):
             try:
                 self._permissions.check_message(half.topic, half.record.properties)
-                places.append(place)
+                allowed_indexes.append(index)
             except Refused:
-                left.append(place)
-        return left + [places[each] for each in self._capability().end_together([ends[place] for place in places])]
+                refused_indexes.append(index)
+        left = self._capability().end_together([ends[index] for index in allowed_indexes])
+        return refused_indexes + [allowed_indexes[index] for index in left]
 
     def force(self, half: HalfMessage, *, commit: bool) -> int:
         """End the transaction of *half* for an administrator, like `Transactions.end`.
@@ -141,7 +142,7 @@ class ExternalGate:
         if batch.topic not in permissions.publishable or permissions.has_routers:
             for _, properties, _ in batch.members:
                 permissions.check_whole(Message(batch.topic, b"", properties))
-        return await self._capability().stage(self._own(transaction), part, chunk, batch)
+        return await self._capability().stage(self._as_own(transaction), part, chunk, batch)
 
     async def prepare(
         self,
@@ -154,8 +155,8 @@ class ExternalGate:
         """Prepare *parts*, like `ExternalTransactions.prepare`; requires ``publish`` on their topics, or on *topic*."""
         if not parts:
             self._check_writer(topic)
-        own = self._own(transaction)
-        return await self._capability().prepare(own, parts, self._permissions.check_publish, is_last=is_last)
+        owned = self._as_own(transaction)
+        return await self._capability().prepare(owned, parts, self._permissions.check_publish, is_last=is_last)
 
     async def commit(
         self,
@@ -172,16 +173,16 @@ class ExternalGate:
         """
         if parts is not None and not parts:
             self._check_writer(topic)
-        own = self._own(transaction)
-        return await self._capability().commit(own, parts, self._permissions.check_publish, is_last=is_last)
+        owned = self._as_own(transaction)
+        return await self._capability().commit(owned, parts, self._permissions.check_publish, is_last=is_last)
 
     async def abort(self, transaction: ExternalTransaction, parts: Sequence[str] | None = None) -> int:
         """Drop *parts* of a transaction of this identity, like `ExternalTransactions.abort`."""
-        return await self._capability().abort(self._own(transaction), parts)
+        return await self._capability().abort(self._as_own(transaction), parts)
 
     async def abort_prepared(self, transaction: ExternalTransaction) -> int:
         """Drop the parts that an older run has prepared, like `ExternalTransactions.abort_prepared`."""
-        return await self._capability().abort_prepared(self._own(transaction))
+        return await self._capability().abort_prepared(self._as_own(transaction))
 
     def _check_writer(self, topic: str) -> None:
         """Raise `Refused` unless the identity may write to *topic*: the request makes a producer known."""
@@ -191,7 +192,7 @@ class ExternalGate:
         check_not_closed(topic)
         self._permissions.check("publish", topic)
 
-    def _own(self, transaction: ExternalTransaction) -> ExternalTransaction:
+    def _as_own(self, transaction: ExternalTransaction) -> ExternalTransaction:
         """Return *transaction* as one of this identity."""
         return replace(transaction, identity=self._permissions.identity.name)
 

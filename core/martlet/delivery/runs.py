@@ -97,8 +97,8 @@ class Run:
         "_decoded",
         "_first",
         "_frames",
+        "_parent",
         "_positions",
-        "_whole",
         "count",
         "data",
         "end",
@@ -117,7 +117,7 @@ class Run:
         self._frames: dict[str, Frames] | None = None
         self._decoded: Sequence[Any] | None = None
         self._positions: list[int] | None = None
-        self._whole: Run | None = None  # the run of which this is a part
+        self._parent: Run | None = None  # the run of which this is a part
         self._first = 0  # the index in that run of the first message
 
     def records(self) -> Iterator[RecordView]:
@@ -135,8 +135,8 @@ class Run:
 
         Each feed has runs of its own, so a protocol that always passes the same function gets results of that function.
         """
-        if self._whole is not None:
-            return self._whole.decoded(decode)[self._first : self._first + self.count]
+        if self._parent is not None:
+            return self._parent.decoded(decode)[self._first : self._first + self.count]
         items = self._decoded
         if items is None:
             items = self._decoded = decode(self.data)
@@ -146,25 +146,25 @@ class Run:
 
     def frames(self, encoding: Encoding) -> Frames:
         """Return the frames of the messages in *encoding*; they are encoded once for all receivers."""
-        if self._whole is not None:
-            return self._whole.frames(encoding).part(self._first, self._first + self.count)
+        if self._parent is not None:
+            return self._parent.frames(encoding).part(self._first, self._first + self.count)
         frames = self._frames.get(encoding.name) if self._frames is not None else None
         if frames is None:
-            each = encoding.encode(self.data)
-            frames = Frames(b"".join(each), list(accumulate(map(len, each))), all(each))
+            message_frames = encoding.encode(self.data)
+            frames = Frames(b"".join(message_frames), list(accumulate(map(len, message_frames))), all(message_frames))
             self.keep(encoding.name, frames)
         return frames
 
     def split(self, count: int) -> tuple["Run", "Run"]:
         """Return the first *count* messages, at least one and not all, and the others; both share the frames."""
-        at = last = 0
+        cut = last_start = 0
         for _ in range(count):
-            last, at = at, at + I32.unpack_from(self.data, at)[0]
-        end = RecordView(self.data, last).position + at - last
-        head = Run(self.data[:at], count, self.position, end)
-        tail = Run(self.data[at:], self.count - count, RecordView(self.data, at).position, self.end)
+            last_start, cut = cut, cut + I32.unpack_from(self.data, cut)[0]
+        end = RecordView(self.data, last_start).position + cut - last_start
+        head = Run(self.data[:cut], count, self.position, end)
+        tail = Run(self.data[cut:], self.count - count, RecordView(self.data, cut).position, self.end)
         head.is_heavy = tail.is_heavy = self.is_heavy
-        head._whole = tail._whole = self._whole or self
+        head._parent = tail._parent = self._parent or self
         head._first, tail._first = self._first, self._first + count
         return head, tail
 

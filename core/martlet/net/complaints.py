@@ -21,29 +21,29 @@ class Complaints:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._second_ends = 0.0
-        self._room = 0
+        self._lines_left = 0
         self.left_out = 0
-        self._left_out_told = 0
+        self._left_out_reported = 0
 
     def warn(self, text: str, *values: object) -> None:
         """Log a warning."""
-        self._tell(logging.WARNING, "%d more warnings about connections were suppressed", text, values)
+        self._log_limited(logging.WARNING, "%d more warnings about connections were suppressed", text, values)
 
     def info(self, text: str, *values: object) -> None:
         """Log an informational line, under the same limit."""
         if self._log.isEnabledFor(logging.INFO):
-            self._tell(logging.INFO, "%d more lines about connections were suppressed", text, values)
+            self._log_limited(logging.INFO, "%d more lines about connections were suppressed", text, values)
 
-    def _tell(self, level: int, rest: str, text: str, values: tuple[object, ...]) -> None:
+    def _log_limited(self, level: int, omitted_text: str, text: str, values: tuple[object, ...]) -> None:
         now = trio.current_time()
         if now >= self._second_ends:
             self._second_ends = now + 1
-            self._room = PER_SECOND
-            if self.left_out > self._left_out_told:
-                self._log.log(level, rest, self.left_out - self._left_out_told)
-                self._left_out_told = self.left_out
-        if self._room > 0:
-            self._room -= 1
+            self._lines_left = PER_SECOND
+            if self.left_out > self._left_out_reported:
+                self._log.log(level, omitted_text, self.left_out - self._left_out_reported)
+                self._left_out_reported = self.left_out
+        if self._lines_left > 0:
+            self._lines_left -= 1
             self._log.log(level, text, *values)
         else:
             self.left_out += 1

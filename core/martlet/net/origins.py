@@ -44,17 +44,17 @@ class Origins(Generic[T]):
 
         Far fewer means: below the average, and still fewer after adding one.
         """
-        mine = len(self._by_origin.get(origin, ()))
-        if mine * len(self._by_origin) >= self._count:
+        own_count = len(self._by_origin.get(origin, ()))
+        if own_count * len(self._by_origin) >= self._count:
             return None
-        crowded = max(self._by_origin, key=self._crowd)
-        if mine + 1 >= self._crowd(crowded):
+        largest_origin = max(self._by_origin, key=self._count_of)
+        if own_count + 1 >= self._count_of(largest_origin):
             return None
-        newest = next(reversed(self._by_origin[crowded]))
-        self.remove(newest, crowded)
+        newest = next(reversed(self._by_origin[largest_origin]))
+        self.remove(newest, largest_origin)
         return newest
 
-    def _crowd(self, origin: bytes) -> int:
+    def _count_of(self, origin: bytes) -> int:
         return len(self._by_origin[origin])
 
     def largest(self) -> int:

@@ -22,36 +22,36 @@ class ReadTurns(trio.abc.Instrument):
 
     def __init__(self, limit: int = READS_A_TURN) -> None:
         self._limit = limit
-        self._left = limit
-        self._line = trio.lowlevel.ParkingLot()
-        self._crowded = trio.Event()
+        self._turns_left = limit
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._has_waiting = trio.Event()
         # Whether this turn has already handled a slice of a read that is too large for one turn; one such slice is
         # allowed.
         self.had_large = False
 
     def before_io_wait(self, timeout: float) -> None:
         """Handle the end of a turn of the event loop."""
-        self._left = self._limit
+        self._turns_left = self._limit
         self.had_large = False
 
     async def wait(self) -> None:
         """Return when it is the caller's turn: at once unless many callers wait."""
-        if self._left > 0 and not self._line:
-            self._left -= 1
+        if self._turns_left > 0 and not self._waiting:
+            self._turns_left -= 1
             return
-        self._crowded.set()
-        await self._line.park()
+        self._has_waiting.set()
+        await self._waiting.park()
 
     async def run(self) -> None:
         """Let waiting callers continue, until cancelled."""
         trio.lowlevel.add_instrument(self)
         try:
             while True:
-                await self._crowded.wait()
-                self._crowded = trio.Event()
-                while self._line:
+                await self._has_waiting.wait()
+                self._has_waiting = trio.Event()
+                while self._waiting:
                     await trio.lowlevel.checkpoint()
-                    released = self._line.unpark(count=self._left)
-                    self._left -= len(released)
+                    released = self._waiting.unpark(count=self._turns_left)
+                    self._turns_left -= len(released)
         finally:
             trio.lowlevel.remove_instrument(self)

@@ -108,20 +108,20 @@ class SocketTransport:
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
-            self._forget()
+            self._unregister()
             self._socket.close()
 
     def linger(self) -> None:
         if self._socket.fileno() < 0:
             return
-        self._forget()
+        self._unregister()
         if self._has_sent and not self._has_ended and self._socket.fileno() >= 0:  # `on_close` may have closed it
             with contextlib.suppress(OSError):  # the client has reset the connection
                 self._socket.shutdown(socket.SHUT_WR)
                 self._lingering.add(self._socket.detach())
         self._socket.close()
 
-    def _forget(self) -> None:
+    def _unregister(self) -> None:
         """Make trio forget the socket."""
         if self.on_close is not None:
             on_close, self.on_close = self.on_close, None
@@ -139,35 +139,35 @@ class TlsTransport:
     """
 
     __slots__ = (
+        "_handshake_done",
         "_has_ended",
         "_incoming",
         "_inner",
         "_object",
+        "_on_verified",
         "_outgoing",
         "_ready",
-        "_shaken",
         "_unsent",
-        "_verified",
     )
 
     def __init__(
         self, inner: Transport, context: ssl.SSLContext, first: bytes, verified: Callable[[Certificate], None]
     ) -> None:
         self._inner = inner
-        self._verified = verified
+        self._on_verified = verified
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._incoming.write(first)
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = b""
-        self._shaken = False
+        self._handshake_done = False
         self._has_ended = False  # whether the client's side has ended
         self._ready: trio.Event | None = None  # set while a task waits for the end of the handshake
 
     @property
     def is_ready(self) -> bool:
         """Whether the handshake is over."""
-        return self._shaken
+        return self._handshake_done
 
     def receive(self, limit: int) -> bytes | None:
         if not self._incoming.pending:
@@ -181,47 +181,47 @@ class TlsTransport:
         return self._decrypt(limit)
 
     def _decrypt(self, limit: int) -> bytes | None:
-        plain: list[bytes] = []
+        plaintext: list[bytes] = []
         try:
-            if not self._shaken:
+            if not self._handshake_done:
                 self._object.do_handshake()
-                self._shaken = True
-                self._stir()
-                self._show_certificate()
+                self._handshake_done = True
+                self._wake_writer()
+                self._report_certificate()
             while True:
                 data = self._object.read(limit)
-                plain.append(data)
+                plaintext.append(data)
                 if not data:
                     break
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            plain.append(b"")
+            plaintext.append(b"")
         finally:
             self._flush()
-        if not plain:
+        if not plaintext:
             return None
-        data = b"".join(plain)
+        data = b"".join(plaintext)
         self._has_ended = not data
         return data
 
-    def _show_certificate(self) -> None:
+    def _report_certificate(self) -> None:
         fields, der = self._object.getpeercert(), self._object.getpeercert(binary_form=True)
         if fields and der:
-            self._verified(_certificate(fields, der))
+            self._on_verified(_make_certificate(fields, der))
 
     def send(self, pieces: list[Buffer]) -> int:
-        if not self._flush() or not self._shaken:
+        if not self._flush() or not self._handshake_done:
             return 0
-        taken = 0
+        written_bytes = 0
         for piece in pieces:
-            left = TLS_BYTES_AT_ONCE - taken
-            self._object.write(piece if len(piece) <= left else memoryview(piece)[:left])
-            taken += min(len(piece), left)
-            if taken == TLS_BYTES_AT_ONCE:
+            room = TLS_BYTES_AT_ONCE - written_bytes
+            self._object.write(piece if len(piece) <= room else memoryview(piece)[:room])
+            written_bytes += min(len(piece), room)
+            if written_bytes == TLS_BYTES_AT_ONCE:
                 break
         self._flush()
-        return taken
+        return written_bytes
 
     def _flush(self) -> bool:
         """Send encrypted bytes; return True if none are left."""
@@ -239,7 +239,7 @@ class TlsTransport:
             await self._inner.wait_readable()
 
     async def wait_writable(self) -> None:
-        if self._shaken or self._unsent:
+        if self._handshake_done or self._unsent:
             await self._inner.wait_writable()
             return
         # The socket is writable, but no application data can be sent before the handshake is over.
@@ -247,14 +247,14 @@ class TlsTransport:
             self._ready = trio.Event()
         await self._ready.wait()
 
-    def _stir(self) -> None:
+    def _wake_writer(self) -> None:
         if self._ready is not None:
             self._ready.set()
             self._ready = None
 
     def close(self) -> None:
         self._inner.close()
-        self._stir()
+        self._wake_writer()
 
     def linger(self) -> None:
         if self._has_ended:
@@ -263,17 +263,17 @@ class TlsTransport:
         with contextlib.suppress(OSError, trio.ClosedResourceError):
             self._send_close_notify()
         self._inner.linger()
-        self._stir()
+        self._wake_writer()
 
     def _send_close_notify(self) -> None:
         """Send the alert close_notify (RFC 8446 6.1); without it, the client takes the end for an attack."""
-        if self._shaken:
+        if self._handshake_done:
             with contextlib.suppress(ssl.SSLError):  # the client's alert has not arrived yet
                 self._object.unwrap()
             self._flush()
 
 
-def _certificate(fields: dict[str, Any], der: bytes) -> Certificate:
+def _make_certificate(fields: dict[str, Any], der: bytes) -> Certificate:
     """Convert the result of `ssl.SSLObject.getpeercert` to credentials."""
     subject = dict(pair for pairs in fields.get("subject", ()) for pair in pairs)
     names = tuple(name for kind, name in fields.get("subjectAltName", ()) if kind == "DNS")

@@ -26,8 +26,8 @@ class Pages(Generic[K, V]):
     def __init__(self) -> None:
         self._page_of: dict[K, int] = {}
         self._pages: dict[int, dict[K, V]] = {}  # by number, ascending; no page is empty
-        self._own: set[int] = set()  # pages that no frozen view shares
-        self._last = 0  # the number of the page that takes new keys
+        self._unshared: set[int] = set()  # pages that no frozen view shares
+        self._newest = 0  # the number of the page that takes new keys
 
     def __len__(self) -> int:
         return len(self._page_of)
@@ -51,22 +51,22 @@ class Pages(Generic[K, V]):
         number = self._page_of.get(key)
         if number is None:
             number = self._page_of[key] = self._page_with_room()
-        self._writable(number)[key] = value
+        self._page_to_change(number)[key] = value
 
     def __delitem__(self, key: K) -> None:
-        self._take(self._page_of.pop(key), key)
+        self._pop_from(self._page_of.pop(key), key)
 
     def pop(self, key: K) -> V | None:
         """Remove *key* and return its value; None if there is none."""
         number = self._page_of.pop(key, None)
-        return None if number is None else self._take(number, key)
+        return None if number is None else self._pop_from(number, key)
 
-    def _take(self, number: int, key: K) -> V:
-        page = self._writable(number)
+    def _pop_from(self, number: int, key: K) -> V:
+        page = self._page_to_change(number)
         value = page.pop(key)
         if not page:
             del self._pages[number]
-            self._own.discard(number)
+            self._unshared.discard(number)
         return value
 
     def __iter__(self) -> Iterator[K]:
@@ -85,20 +85,20 @@ class Pages(Generic[K, V]):
     def freeze(self) -> Iterator[tuple[K, V]]:
         """Return an iterator over the current entries, whatever changes later; takes 1 us per 10,000 entries."""
         pages = list(self._pages.values())
-        self._own = set()
+        self._unshared = set()
         return (entry for page in pages for entry in page.items())
 
     def _page_with_room(self) -> int:
-        page = self._pages.get(self._last)
+        page = self._pages.get(self._newest)
         if page is None or len(page) >= PAGE_ENTRIES:
-            self._last += 1
-            self._pages[self._last] = {}
-            self._own.add(self._last)
-        return self._last
+            self._newest += 1
+            self._pages[self._newest] = {}
+            self._unshared.add(self._newest)
+        return self._newest
 
-    def _writable(self, number: int) -> dict[K, V]:
+    def _page_to_change(self, number: int) -> dict[K, V]:
         page = self._pages[number]
-        if number not in self._own:
+        if number not in self._unshared:
             page = self._pages[number] = page.copy()
-            self._own.add(number)
+            self._unshared.add(number)
         return page

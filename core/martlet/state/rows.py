@@ -45,9 +45,9 @@ def unpack_rows(version: int, data: bytes) -> Generator[Any]:
     unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=len(data))
     unpacker.feed(data)
     try:
-        found = next(unpacker, None)
-        if found != version:
-            raise StoreError(f"format {found!r} is unknown; expected {version}")
+        found_version = next(unpacker, None)
+        if found_version != version:
+            raise StoreError(f"format {found_version!r} is unknown; expected {version}")
         yield from unpacker
     except (ValueError, msgpack.UnpackException) as error:
         raise StoreError(f"snapshot cannot be read; {error}") from error

@@ -61,13 +61,13 @@ def encode_snapshot(name: str, snapshot: Snapshot, pieces: Sequence[bytes]) -> S
     marks = [(mark.topic, mark.queue_id, mark.offset, mark.position) for mark in snapshot.marks]
     progress = [snapshot.topics, snapshot.position, snapshot.size, snapshot.crc, marks]
     header = msgpack.packb([FORMAT, name, *progress, snapshot.plugin, snapshot.held])
-    rest = [len(header).to_bytes(4, "big"), header, *pieces]
+    checked_pieces = [len(header).to_bytes(4, "big"), header, *pieces]
     crc = 0
-    for piece in rest:
+    for piece in checked_pieces:
         crc = crc32(piece, crc)
         if budget.is_over(len(piece)):
             yield
-    return [MAGIC, crc.to_bytes(4, "big"), *rest]
+    return [MAGIC, crc.to_bytes(4, "big"), *checked_pieces]
 
 
 def decode_snapshot(name: str, content: bytes) -> Snapshot:
@@ -81,12 +81,13 @@ def decode_snapshot(name: str, content: bytes) -> Snapshot:
     magic, crc, header_bytes = HEAD.unpack_from(content)
     if magic != MAGIC or crc32(memoryview(content)[CRC_FROM:]) != crc:
         raise StoreError("snapshot is damaged")
-    at = HEAD.size + header_bytes
+    data_start = HEAD.size + header_bytes
     try:
-        version, of, topics, position, size, record_crc, marks, *rest = msgpack.unpackb(content[HEAD.size : at])
-        if (version, of) != (FORMAT, name):
-            raise StoreError(f"snapshot is of {of!r} in format {version}; expected {name!r} in format {FORMAT}")
+        header = msgpack.unpackb(content[HEAD.size : data_start])
+        version, owner, topics, position, size, record_crc, marks, *rest = header
+        if (version, owner) != (FORMAT, name):
+            raise StoreError(f"snapshot is of {owner!r} in format {version}; expected {name!r} in format {FORMAT}")
         progress = [Mark(*mark) for mark in marks]
-        return Snapshot(topics, position, size, record_crc, progress, content[at:], *rest[:2])
+        return Snapshot(topics, position, size, record_crc, progress, content[data_start:], *rest[:2])
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise StoreError(f"snapshot has a header that cannot be read; {error}") from error
