@@ -260,7 +260,7 @@ async def test_a_peer_is_known_by_its_ipv6_address(world: World) -> None:
     async with toy_server(world=world):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             caller = socket.create_connection(listener.getsockname())
-            world.server._welcome(world.protocol(), listener.accept()[0], ("fe80::7%lo", 1234, 0, 1))
+            world.server._accept_one(world.protocol(), listener.accept()[0], ("fe80::7%lo", 1234, 0, 1))
         async with trio.SocketStream(trio.socket.from_stdlib_socket(caller)) as stream:
             await stream.send_all(b"echo six\n")
             assert await receive_exactly(stream, 4) == b"six\n"

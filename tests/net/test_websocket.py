@@ -28,7 +28,7 @@ from wsproto.events import (
 )
 
 from martlet.contracts import Protocol, WebSocket
-from martlet.net.websocket import HEAD_BYTES_MAX, PAYLOAD_BYTES, _head_of
+from martlet.net.websocket import HEAD_BYTES_MAX, PAYLOAD_BYTES, _join_for_frame
 from martlet.settings import ServerConfig
 from martlet.testing.links import Caller, Conditions
 
@@ -427,5 +427,5 @@ async def test_a_rejected_request_is_one_for_clients_too(world: World, autojump_
 
 def test_a_frame_has_a_part_of_a_long_piece() -> None:
     """A connection encodes no more ahead than that, however much waits for it."""
-    assert _head_of([b"a", bytes(PAYLOAD_BYTES), b"b"]) == (b"a" + bytes(PAYLOAD_BYTES - 1), PAYLOAD_BYTES)
-    assert _head_of([b"a", b"b"]) == (b"ab", 2)
+    assert _join_for_frame([b"a", bytes(PAYLOAD_BYTES), b"b"]) == (b"a" + bytes(PAYLOAD_BYTES - 1), PAYLOAD_BYTES)
+    assert _join_for_frame([b"a", b"b"]) == (b"ab", 2)

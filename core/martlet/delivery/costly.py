@@ -47,14 +47,14 @@ def cut_after_costly(result: ReadResult) -> None:
     """Keep only the messages of *result* up to the first compressed one, or until they have many properties."""
     count, cost, unpack = 0, 0, SIZE_FLAG_BODY.unpack_from
     for piece in result.pieces:
-        at, end = 0, len(piece)
-        while at < end:
+        start, end = 0, len(piece)
+        while start < end:
             count += 1
-            size, sys_flag, body_bytes = unpack(piece, at)
-            own = size - body_bytes
-            if own > USUAL_BYTES or own < 0:
-                cost += property_cost(piece, at)
+            size, sys_flag, body_bytes = unpack(piece, start)
+            head_bytes = size - body_bytes
+            if head_bytes > USUAL_BYTES or head_bytes < 0:
+                cost += property_cost(piece, start)
             if sys_flag & COMPRESSED or cost > PROPERTIES_MAX:
                 result.cut(count)
                 return
-            at += size
+            start += size

@@ -77,8 +77,8 @@ def describe(shared_groups: SharedGroups, scope: str, group: str, topic: str) ->
 def describe_all(shared_groups: SharedGroups, scope: str) -> Iterator[GroupOnTopic]:
     """Yield the groups of *scope*, once for each topic; tolerates changes in the meantime."""
     known = shared_groups.state.known
-    for of, group in known.names():
-        for topic in known.topics_of(of, group) if of == scope else ():
+    for group_scope, group in known.names():
+        for topic in known.topics_of(group_scope, group) if group_scope == scope else ():
             description = describe(shared_groups, scope, group, topic)
             if description is not None:
                 yield description

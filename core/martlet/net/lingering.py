@@ -37,8 +37,8 @@ class LingeringSockets:
         self._limits: dict[int, list[float]] = {}  # descriptor -> [end in s, bytes left]; the first one ends first
         self._epoll: select.epoll | None = None  # None if sockets do not linger: without `run`, or on macOS
         self._buffer = memoryview(bytearray(TURN_BYTES))
-        self._some = trio.Event()
-        self._none = trio.Event()
+        self._added = trio.Event()
+        self._emptied = trio.Event()
 
     def __len__(self) -> int:
         return len(self._limits)
@@ -54,7 +54,7 @@ class LingeringSockets:
             os.close(fd)
             return
         self._limits[fd] = [trio.current_time() + LINGER_S, DISCARD_BYTES_MAX]
-        self._some.set()
+        self._added.set()
 
     def give_way(self) -> bool:
         """Close the oldest lingering socket to make room for a new connection; return False if there is none."""
@@ -66,7 +66,7 @@ class LingeringSockets:
     async def wait_none(self) -> None:
         """Return when no socket lingers."""
         while self._limits:
-            await self._none.wait()
+            await self._emptied.wait()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Discard what clients send, until cancelled; then close all sockets."""
@@ -78,7 +78,7 @@ class LingeringSockets:
         try:
             while True:
                 while not self._limits:
-                    await self._some.wait()
+                    await self._added.wait()
                 await trio.sleep(TURN_S)
                 self._discard(epoll)
                 self._close_late()
@@ -118,6 +118,6 @@ class LingeringSockets:
             self._epoll.unregister(fd)
         os.close(fd)
         if not self._limits:
-            self._some = trio.Event()
-            self._none.set()
-            self._none = trio.Event()
+            self._added = trio.Event()
+            self._emptied.set()
+            self._emptied = trio.Event()

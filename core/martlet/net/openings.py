@@ -68,7 +68,7 @@ class Openings:
             if peer.state >= CLOSING:
                 return b""
         if context is not None:
-            self._wrap(peer, self._tls_of(peer, context, data), encrypted=True)
+            self._wrap(peer, self._make_tls(peer, context, data), encrypted=True)
             if websocket is None:
                 peer.decide()
                 return b""
@@ -107,7 +107,7 @@ class Openings:
             raise RemoteProtocolError("client sent plain text where TLS had to begin")
         peer.upgrade = None
         peer.stops = peer.state >= CLOSING
-        self._wrap(peer, self._tls_of(peer, context, first), encrypted=True)
+        self._wrap(peer, self._make_tls(peer, context, first), encrypted=True)
         peer.decide()
 
     def _wrap(self, peer: ServerPeer, transport: Transport, *, encrypted: bool) -> None:
@@ -118,7 +118,7 @@ class Openings:
         if peer.output.blocked:
             self.watch(peer)
 
-    def _tls_of(self, peer: ServerPeer, context: ssl.SSLContext, first: bytes) -> TlsTransport:
+    def _make_tls(self, peer: ServerPeer, context: ssl.SSLContext, first: bytes) -> TlsTransport:
         return TlsTransport(peer.transport, context, first, partial(self._identify, peer))
 
     def _identify(self, peer: ServerPeer, certificate: Certificate) -> None:

@@ -71,13 +71,13 @@ class Server:
         self._arrivals = Complaints(log)  # logs departures as well; neither is a complaint
         self._rounds = Rounds(config, store, self.pending, clock)
         self._reader = SocketReader(config, self._rounds, self._complaints, authenticate, turns or Turns())
-        self._ends = ReadTurns(ENDS_A_TURN)  # thousands may end at the same moment
+        self._end_turns = ReadTurns(ENDS_A_TURN)  # thousands may end at the same moment
         self._lingering = LingeringSockets()
         self._accepted = 0
         self._turned_away = 0
         self._gave_way = 0
         self._peers: dict[ServerPeer, None] = {}
-        self._attended: set[ServerPeer] = set()  # peers with a task
+        self._with_task: set[ServerPeer] = set()  # peers with a task
         self._has_stopped = False
         self._origins: Origins[ServerPeer] = Origins()
         self._shared: Shared | None = None  # set while it runs
@@ -133,7 +133,7 @@ class Server:
                 await nursery.start(self._reader.run_pump)
                 await nursery.start(self._lingering.run)
                 nursery.start_soon(self._reader.turns.run)
-                nursery.start_soon(self._ends.run)
+                nursery.start_soon(self._end_turns.run)
                 nursery.start_soon(self._rounds.run)
                 nursery.start_soon(self._reader.deadlines.run)
                 for protocol, listeners in bound:
@@ -167,24 +167,24 @@ class Server:
     # accepting
 
     async def _accept(self, protocol: Protocol, listener: socket.socket) -> None:
-        failing = False
+        has_failed = False
         while listener.fileno() >= 0:
             try:
                 await trio.lowlevel.wait_readable(listener)
                 for _ in range(ACCEPTS_AT_ONCE):
                     connected, name = listener.accept()
-                    self._welcome(protocol, connected, name)
+                    self._accept_one(protocol, connected, name)
             except BlockingIOError:
-                failing = False
+                has_failed = False
             except trio.ClosedResourceError:
                 return
             except OSError as error:
-                if not failing:
+                if not has_failed:
                     log.warning("%s cannot accept connections, retrying; %s", protocol.name, error.strerror)
-                failing = True
+                has_failed = True
                 await trio.sleep(ACCEPT_AGAIN_S)
 
-    def _welcome(self, protocol: Protocol, connected: socket.socket, name: tuple[Any, ...]) -> None:
+    def _accept_one(self, protocol: Protocol, connected: socket.socket, name: tuple[Any, ...]) -> None:
         client = plain_host(name[0])
         address = show_address(client, name[1])
         host = pack_host(client.partition("%")[0], name[1])
@@ -235,53 +235,53 @@ class Server:
         self._origins.add(peer, origin_of(host))
         log.debug("%s connected to %s", address, protocol.name)
         try:
-            is_read = self._reader.begin(peer, self._attend)
+            is_read = self._reader.begin(peer, self._handle_pump_stop)
         except Exception as error:
             peer.lose(error)
-            self._finish(peer)
+            self._free_peer(peer)
             return
         if self._has_stopped:
-            self._finish(peer)
+            self._free_peer(peer)
         elif not is_read:
-            self._start(peer, None)
+            self._start_task(peer, None)
 
     def _log_introduced(self, peer: ServerPeer, details: str) -> None:
         """Log that the client of *peer* has connected, now that its name is known."""
         user = f"user {peer.identity.name!r}" if peer.identity.name else ""
-        what = ", ".join(filter(None, (user, details)))
-        self._arrivals.info("%s connected%s", peer.shown, f" ({what})" if what else "")
+        description = ", ".join(filter(None, (user, details)))
+        self._arrivals.info("%s connected%s", peer.shown, f" ({description})" if description else "")
 
     def _log_departed(self, peer: ServerPeer) -> None:
         """Log why the connection of *peer* has ended."""
-        why = peer.reason
-        if not why and peer.state < CLOSING:
-            why = "the broker stopped" if self._has_stopped else "the connection ended without a goodbye"
-        self._arrivals.info("%s disconnected; %s", peer.shown, why or "it said goodbye")
+        reason = peer.reason
+        if not reason and peer.state < CLOSING:
+            reason = "the broker stopped" if self._has_stopped else "the connection ended without a goodbye"
+        self._arrivals.info("%s disconnected; %s", peer.shown, reason or "it said goodbye")
 
-    def _attend(self, reading: PumpReading) -> None:
+    def _handle_pump_stop(self, reading: PumpReading) -> None:
         """React when the pump cannot continue with *reading*: an idle peer's end is handled at once, all else in a
         task.
         """
         peer = reading.peer
         if reading.ended and reading.events is None and peer.idle and not peer.slow_requests:
-            self._finish(peer)
+            self._free_peer(peer)
         elif peer.state is not CLOSED:
-            self._start(peer, reading)
+            self._start_task(peer, reading)
 
-    def _start(self, peer: ServerPeer, reading: PumpReading | None) -> None:
-        self._attended.add(peer)
-        peer.shared.nursery.start_soon(self._live, peer, reading)
+    def _start_task(self, peer: ServerPeer, reading: PumpReading | None) -> None:
+        self._with_task.add(peer)
+        peer.shared.nursery.start_soon(self._serve_in_task, peer, reading)
 
-    async def _live(self, peer: ServerPeer, reading: PumpReading | None) -> None:
+    async def _serve_in_task(self, peer: ServerPeer, reading: PumpReading | None) -> None:
         """Serve one connection in a task until the pump can read from it, or to its end."""
-        goes_on = False
+        pump_continues = False
         try:
-            goes_on = await self._reader.read(peer, reading)
-            if not goes_on:
-                await self._ends.wait()
+            pump_continues = await self._reader.read(peer, reading)
+            if not pump_continues:
+                await self._end_turns.wait()
         finally:
-            if goes_on and not self._has_stopped:
-                self._attended.discard(peer)
+            if pump_continues and not self._has_stopped:
+                self._with_task.discard(peer)
             else:
                 await self._end(peer)
 
@@ -293,9 +293,9 @@ class Server:
             self._rounds.queue_output(peer)
             await peer.wait_idle(FAREWELL_S, slow_work=half_closed)
         finally:
-            self._finish(peer)
+            self._free_peer(peer)
 
-    def _finish(self, peer: ServerPeer) -> None:
+    def _free_peer(self, peer: ServerPeer) -> None:
         """Free the resources of *peer*."""
         if peer.state is CLOSED:
             return
@@ -303,10 +303,10 @@ class Server:
         if peer.client:
             self._log_departed(peer)
         self._peers.pop(peer, None)
-        self._attended.discard(peer)
+        self._with_task.discard(peer)
         self._origins.remove(peer, origin_of(peer.host))
         self._reader.forget(peer)
-        self._tell_closed(peer, peer.end())
+        self._call_closed(peer, peer.end())
         log.debug("%s disconnected from %s; %s", peer.address, peer.protocol.name, peer.reason or "client closed")
 
     async def _end_unattended(self) -> None:
@@ -316,10 +316,10 @@ class Server:
         finally:
             self._has_stopped = True
             for peer in list(self._peers):
-                if peer not in self._attended:  # `Handler.closed` of another peer may have closed it
-                    self._finish(peer)
+                if peer not in self._with_task:  # `Handler.closed` of another peer may have closed it
+                    self._free_peer(peer)
 
-    def _tell_closed(self, peer: ServerPeer, handler: Handler) -> None:
+    def _call_closed(self, peer: ServerPeer, handler: Handler) -> None:
         try:
             handler.closed(peer.reason)
         except Exception:  # a bug in the protocol must not leak the connection

@@ -85,7 +85,7 @@ class WebSocketTransport:
 
     def receive(self, limit: int) -> bytes | None:
         if self._ended:
-            return self._nothing()
+            return self._end_or_none()
         if not self._unparsed:
             received = self._inner.receive(min(limit, RECEIVE_BYTES))
             if received is None:
@@ -102,27 +102,27 @@ class WebSocketTransport:
             self._receive_frames(self._frames, raw)
         self._flush()
         payload, self._payload = self._payload, b""
-        return payload or self._nothing()
+        return payload or self._end_or_none()
 
-    def _nothing(self) -> bytes | None:
+    def _end_or_none(self) -> bytes | None:
         """Return None, or empty at the end of the stream. Raises `RemoteProtocolError` if the client aborted it."""
         if self._failure:
             raise RemoteProtocolError(self._failure)
         return b"" if self._ended else None
 
     def _receive_head(self, raw: bytes) -> None:
-        known = max(len(self._head) - len(HEAD_END) + 1, 0)
+        search_from = max(len(self._head) - len(HEAD_END) + 1, 0)
         self._head += raw
-        at = self._head.find(HEAD_END, known)
-        end = at + len(HEAD_END) if at >= 0 else len(self._head) + 1
-        if end > HEAD_BYTES_MAX:
-            if at >= 0 or len(self._head) >= HEAD_BYTES_MAX:
+        head_end = self._head.find(HEAD_END, search_from)
+        head_size = head_end + len(HEAD_END) if head_end >= 0 else len(self._head) + 1
+        if head_size > HEAD_BYTES_MAX:
+            if head_end >= 0 or len(self._head) >= HEAD_BYTES_MAX:
                 self._reject(f"the HTTP request has more than {HEAD_BYTES_MAX} bytes, such as cookies", 431)
-        elif at >= 0:
-            self._shake_hands(bytes(self._head[:end]), bytes(self._head[end:]))
+        elif head_end >= 0:
+            self._shake_hands(bytes(self._head[:head_size]), bytes(self._head[head_size:]))
 
-    def _shake_hands(self, head: bytes, rest: bytes) -> None:
-        """Answer the HTTP request *head*; *rest* holds the bytes after it, which are frames."""
+    def _shake_hands(self, head: bytes, frame_bytes: bytes) -> None:
+        """Answer the HTTP request *head*; *frame_bytes* holds the bytes after it, which are frames."""
         self._head.clear()
         handshake = H11Handshake(ConnectionType.SERVER)
         try:
@@ -139,17 +139,17 @@ class WebSocketTransport:
             return
         for request in handshake.events():
             if isinstance(request, Request):
-                self._answer(handshake, request, rest)
+                self._answer(handshake, request, frame_bytes)
                 return
         self._reject("no HTTP request", 400)
 
-    def _answer(self, handshake: H11Handshake, request: Request, rest: bytes) -> None:
+    def _answer(self, handshake: H11Handshake, request: Request, frame_bytes: bytes) -> None:
         settings, offered = self._settings, request.subprotocols
         subprotocol = next((name for name in offered if name in settings.subprotocols), None)
         origin = next((value for name, value in request.extra_headers if name == b"origin"), b"").decode("latin-1")
         if offered and subprotocol is None:
-            known = ", ".join(settings.subprotocols)
-            self._reject(f"the client offers the subprotocols {', '.join(offered)}; this port has {known}", 400)
+            accepted = ", ".join(settings.subprotocols)
+            self._reject(f"the client offers the subprotocols {', '.join(offered)}; this port has {accepted}", 400)
         elif not may_connect(settings.origins, origin, request.host):
             key = f"; {settings.origins_key} can allow it" if settings.origins_key else ""
             self._reject(f"a web page of origin {origin} may not connect{key}", 403)
@@ -158,8 +158,8 @@ class WebSocketTransport:
             assert handshake.connection is not None
             self._frames = handshake.connection
             self._note_opened()
-            if rest:
-                self._receive_frames(self._frames, rest)
+            if frame_bytes:
+                self._receive_frames(self._frames, frame_bytes)
 
     def _reject(self, why: str, status: int, headers: Headers = ()) -> None:
         """Refuse the handshake and end the connection."""
@@ -206,10 +206,10 @@ class WebSocketTransport:
             return sum(map(len, pieces))
         if not self._flush() or self._frames is None:
             return 0
-        payload, taken = _head_of(pieces)
+        payload, payload_bytes = _join_for_frame(pieces)
         self._unsent += FRAMES.send_data(payload)
         self._flush()
-        return taken
+        return payload_bytes
 
     def _flush(self) -> bool:
         """Send encoded frames; return True if none are left."""
@@ -259,29 +259,29 @@ class WebSocketTransport:
                 self._flush()
 
 
-def _head_of(pieces: Sequence[Buffer]) -> tuple[bytes, int]:
+def _join_for_frame(pieces: Sequence[Buffer]) -> tuple[bytes, int]:
     """Return as many of *pieces* as fit into one frame, joined, and their size in bytes."""
-    chosen: list[Buffer] = []
+    parts: list[Buffer] = []
     size = 0
     for piece in pieces:
-        left = PAYLOAD_BYTES - size
-        chosen.append(piece if len(piece) <= left else memoryview(piece)[:left])
-        size += min(len(piece), left)
+        room = PAYLOAD_BYTES - size
+        parts.append(piece if len(piece) <= room else memoryview(piece)[:room])
+        size += min(len(piece), room)
         if size == PAYLOAD_BYTES:
             break
-    return b"".join(chosen), size
+    return b"".join(parts), size
 
 
 def _response(status: int, headers: Headers, why: str) -> bytes:
     """Return an HTTP response with the body *why*, for a human who opens the address in a browser."""
     body = f"{_printable(why)}\n".encode()
-    fixed = [
+    fixed_headers = [
         (b"Connection", b"close"),
         (b"Content-Type", b"text/plain; charset=utf-8"),
         (b"Content-Length", b"%d" % len(body)),
     ]
     lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
-    lines += [b"%s: %s" % header for header in (*headers, *fixed)]
+    lines += [b"%s: %s" % header for header in (*headers, *fixed_headers)]
     return b"\r\n".join(lines) + HEAD_END + body
 
 

@@ -388,44 +388,44 @@ def decode_note(note: bytes) -> tuple[Kind, str, int, list[Any]]:
 
 def encode_sent(first: int, positions: Sequence[int], end: int) -> list[Any]:
     """Return the arguments of a SENT note: messages at *positions* were sent with ids from *first* on."""
-    last = 0
-    steps: list[int] = []
+    previous = 0
+    differences: list[int] = []
     for position in positions:
-        steps.append(position - last)
-        last = position
-    return [first, steps, end]
+        differences.append(position - previous)
+        previous = position
+    return [first, differences, end]
 
 
 def encode_whole(state: SessionState, bytes_max: int) -> list[bytes]:
     """Return notes with the complete *state*, each of at most *bytes_max* unless a single filter is longer."""
     number, fields = state.number, [state.ends_ms, *state.fields()]
     room = bytes_max - STATE_BYTES - len(state.key.encode()) - len(state.owner.encode()) - len(state.data)
-    parts = list(_parts(state, room))
+    parts = list(_split_state(state, room))
     filters, flight = parts[0]
-    rest = _trailing_fields(state.passed, state.begins_in(filters))
-    notes = [encode_note(WHOLE, state.key, number, *fields, filters, flight, *rest)]
+    trailing = _trailing_fields(state.passed, state.begins_in(filters))
+    notes = [encode_note(WHOLE, state.key, number, *fields, filters, flight, *trailing)]
     for filters, flight in parts[1:]:
         begins = state.begins_in(filters)
         notes.append(encode_note(MORE, state.key, number, filters, flight, *([begins] if begins else [])))
     return notes
 
 
-def _parts(state: SessionState, room: int) -> Iterator[tuple[dict[str, bytes], list[int]]]:
+def _split_state(state: SessionState, room: int) -> Iterator[tuple[dict[str, bytes], list[int]]]:
     """Yield filters and ids in flight in parts of about *room* bytes; at least one part."""
     filters: dict[str, bytes] = {}
     flight: list[tuple[int, int]] = []
-    left = room
+    room_left = room
     for topic_filter, options in state.filters.items():
         size = filter_bytes(topic_filter, options)
-        if size > left and filters:
+        if size > room_left and filters:
             yield filters, []
-            filters, left = {}, room
+            filters, room_left = {}, room
         filters[topic_filter] = options
-        left -= size
+        room_left -= size
     for each in state.flight.items():
-        if left < FLIGHT_BYTES and (filters or flight):
+        if room_left < FLIGHT_BYTES and (filters or flight):
             yield filters, flat(flight)
-            filters, flight, left = {}, [], room
+            filters, flight, room_left = {}, [], room
         flight.append(each)
-        left -= FLIGHT_BYTES
+        room_left -= FLIGHT_BYTES
     yield filters, flat(flight)

@@ -40,11 +40,11 @@ class Sessions:
     def __init__(self, store: Store, journal: Journal, turns: Turns, clock: Clock, config: DeliveryConfig) -> None:
         self.journal = journal
         self.table = SessionTable(journal.topic)  # the stored state of all sessions
-        self.table.on_lost = lambda key, is_rolled: self._lost(key, is_rolled=is_rolled)
-        self.table.on_left = self._left
+        self.table.on_lost = lambda key, is_rolled: self._disconnect(key, is_rolled=is_rolled)
+        self.table.on_left = self._drop_live
         self.table.note_again = self._note_again
         self.writer = SessionJournalWriter(store, journal)
-        self.writer.on_lost = lambda key: self._lost(key, is_rolled=False)
+        self.writer.on_lost = lambda key: self._disconnect(key, is_rolled=False)
         self.quota = SessionQuota(self.table, journal.note_bytes_max, config)
         self.live = LiveSessions(self.writer, self.quota)  # the sessions in use
         self.missed = MissedMessages(store, self.table, self.live)
@@ -95,26 +95,26 @@ class Sessions:
         if writer.restored and not writer.is_settled(key):
             text = f"a disk failure lost the last changes of session {name!r}; connect again"
             raise Refused(Reason.UNAVAILABLE, text)
-        before, holder = self._find(key)
+        state, holder = self._find_session(key)
         is_ended = holder is not None and holder.is_ended
-        if before is not None and not is_ended and self.expiry.is_over(before, holder):
-            self.expiry.end(before)  # no sweep has seen that it expired
+        if state is not None and not is_ended and self.expiry.is_over(state, holder):
+            self.expiry.end(state)  # no sweep has seen that it expired
             is_ended = True
-        if before is None or is_ended:
-            return self._begin(key, owner, position, expiry, lost, before), False
-        if before.owner != owner:
+        if state is None or is_ended:
+            return self._begin_session(key, owner, position, expiry, lost, state), False
+        if state.owner != owner:
             raise Refused(Reason.NO_PERMISSION, f"session {name!r} belongs to somebody else; choose another name")
-        reached = holder.reached() if holder is not None and holder.lost is not None else before.position
-        writer.note(before, ATTACHED, reached, expiry)
-        before.change(ATTACHED, (reached, expiry))
-        session = self.live.by_key[key] = Session(before, self.live, lost)
+        reached = holder.reached() if holder is not None and holder.lost is not None else state.position
+        writer.note(state, ATTACHED, reached, expiry)
+        state.change(ATTACHED, (reached, expiry))
+        session = self.live.by_key[key] = Session(state, self.live, lost)
         if holder is not None and holder.lost is not None:
             holder.lost("another connection uses the name")
         return session, True
 
     def find(self, protocol: str, name: str) -> tuple[SessionState | None, bool]:
         """Return the state of a session, None if there is none, and whether a client uses it; do not change it."""
-        state, holder = self._find(f"{protocol} {name}")
+        state, holder = self._find_session(f"{protocol} {name}")
         if holder is not None and holder.is_ended:
             return None, False
         return state, holder is not None and holder.lost is not None
@@ -139,33 +139,33 @@ class Sessions:
         """Wait until `is_settled`. Raises `StoreFailed`."""
         await self.writer.wait_settled(f"{protocol} {name}")
 
-    def _find(self, key: str) -> tuple[SessionState | None, Session | None]:
+    def _find_session(self, key: str) -> tuple[SessionState | None, Session | None]:
         """Return the state of session *key*, and its live `Session` if there is one."""
         holder = self.live.by_key.get(key)
         return (self.table.get(key), None) if holder is None else (holder.state, holder)
 
-    def _begin(
+    def _begin_session(
         self,
         key: str,
         owner: str,
         position: int,
         expiry_s: int,
         lost: Callable[[str], None],
-        before: SessionState | None,
+        replaced: SessionState | None,
     ) -> Session:
         limit = self._sessions_max
-        if before is None and len(self.table) >= limit:
+        if replaced is None and len(self.table) >= limit:
             raise Refused(Reason.BUSY, f"{limit} sessions exist; delivery.sessions_max is {limit}")
         state = SessionState(key, owner, position, expiry_s)
         # If this note is lost, later notes must not seem to follow the last note of the previous session.
-        state.number = first_number(before.number) if before is not None else 0
+        state.number = first_number(replaced.number) if replaced is not None else 0
         self.writer.write(key, encode_note(BEGIN, key, state.number, owner, position, expiry_s))
         session = self.live.by_key[key] = Session(state, self.live, lost)
         return session
 
     # the projection
 
-    def _lost(self, key: str, *, is_rolled: bool) -> None:
+    def _disconnect(self, key: str, *, is_rolled: bool) -> None:
         """Disconnect the client: notes of the session were lost, and the stored state is valid."""
         session = self.live.by_key.pop(key, None)
         if session is None:
@@ -177,7 +177,7 @@ class Sessions:
             lost, session.lost = session.lost, None
             lost("a disk failure lost its last changes; connect again")
 
-    def _left(self, key: str, number: int) -> None:
+    def _drop_live(self, key: str, number: int) -> None:
         """Drop the live session: the note that its client left is durable."""
         session = self.live.by_key.get(key)
         if session is not None and session.lost is None and session.state.number == number:

@@ -91,13 +91,13 @@ class Driven:
         """Freeze the projection; return the position up to which it is complete, and slices that render its file."""
         order = self.order
         rows = begin(self.projection.freeze())
-        reached = [(each.queue, each.offset, each.position) for each in order.cursors.values()]
-        begun = Snapshot(self.topics, order.position, order.size, order.crc, [], b"", self.plugin, self.held())
-        return order.position + order.size, self._content(rows, reached, begun)
+        cursor_places = [(each.queue, each.offset, each.position) for each in order.cursors.values()]
+        unfinished = Snapshot(self.topics, order.position, order.size, order.crc, [], b"", self.plugin, self.held())
+        return order.position + order.size, self._render(rows, cursor_places, unfinished)
 
-    def _content(
-        self, rows: Steps[Sequence[bytes]], reached: list[tuple[Queue, int, int]], begun: Snapshot
+    def _render(
+        self, rows: Steps[Sequence[bytes]], cursor_places: list[tuple[Queue, int, int]], unfinished: Snapshot
     ) -> Steps[list[bytes]]:
         pieces = yield from rows
-        marks = [Mark(queue.topic, queue.queue_id, offset, at) for queue, offset, at in reached]
-        return (yield from encode_snapshot(self.name, replace(begun, marks=marks), pieces))
+        marks = [Mark(queue.topic, queue.queue_id, offset, position) for queue, offset, position in cursor_places]
+        return (yield from encode_snapshot(self.name, replace(unfinished, marks=marks), pieces))

@@ -96,8 +96,8 @@ class Restoration:
         """Return whether *mark* was made of *queue*."""
         if queue.next_offset < mark.offset:
             return False
-        removed = mark.offset <= queue.stored_from  # retention removed the entry, or the queue is empty
-        return removed or await self._position_at(queue, mark.offset - 1) == mark.position
+        is_removed = mark.offset <= queue.stored_from  # retention removed the entry, or the queue is empty
+        return is_removed or await self._position_at(queue, mark.offset - 1) == mark.position
 
     async def _position_at(self, queue: Queue, offset: int) -> int:
         """Return the log position in the entry at *offset*; -1 if there is none."""
@@ -130,7 +130,7 @@ class Restoration:
 
 def held_in_snapshots(store: Store, present: set[str]) -> list[tuple[str, str, int]]:
     """Return plugin, name and number of held messages of the snapshots of all projections that are not *present*."""
-    found: list[tuple[str, str, int]] = []
+    held_messages: list[tuple[str, str, int]] = []
     for file in store.data_directory.names(FOLDER):
         name = file.removesuffix(SUFFIX)
         if name == file or name in present:
@@ -141,5 +141,5 @@ def held_in_snapshots(store: Store, present: set[str]) -> list[tuple[str, str, i
             log.debug("%s/%s cannot be read; %s", FOLDER, file, error)
             continue
         if snapshot.held:
-            found.append((snapshot.plugin, name, snapshot.held))
-    return found
+            held_messages.append((snapshot.plugin, name, snapshot.held))
+    return held_messages

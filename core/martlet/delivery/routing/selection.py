@@ -66,18 +66,18 @@ EVERYTHING: Final = Selection()
 def _both(first: Predicate | None, second: Predicate | None) -> Predicate | None:
     if first is None or second is None:
         return second if first is None else first
-    one, two = first, second
+    first_holds, second_holds = first, second
 
     def holds(record: RecordView) -> bool:
-        return one(record) and two(record)
+        return first_holds(record) and second_holds(record)
 
-    both = [each for each in (first, second) if isinstance(each, Condition)]
-    if not both:
+    conditions = [each for each in (first, second) if isinstance(each, Condition)]
+    if not conditions:
         return holds
-    cost = sum(each.cost for each in both)
+    cost = sum(each.cost for each in conditions)
     # If both languages count steps, the steps of the second are not counted.
-    steps = next((each.steps for each in both if each.steps is not None), None)
-    return Condition(holds, cost, next((each.find for each in both if each.find is not None), None), steps)
+    steps = next((each.steps for each in conditions if each.steps is not None), None)
+    return Condition(holds, cost, next((each.find for each in conditions if each.find is not None), None), steps)
 
 
 def split_tags(expression: str) -> tuple[str, ...]:
@@ -96,10 +96,10 @@ def select_tags(tags: Sequence[str], *, exact: bool = True) -> Selection:
     """
     if not tags:
         return EVERYTHING
-    wanted = frozenset(tags)
-    predicate: Predicate | None = (lambda record: record.property(TAGS_NAME) in wanted) if exact else None
+    tag_set = frozenset(tags)
+    predicate: Predicate | None = (lambda record: record.property(TAGS_NAME) in tag_set) if exact else None
     return Selection(
-        f"{TAG if exact else 'hash'} {' || '.join(sorted(wanted))}", frozenset(map(tags_code, wanted)), predicate
+        f"{TAG if exact else 'hash'} {' || '.join(sorted(tag_set))}", frozenset(map(tags_code, tag_set)), predicate
     )
 
 
@@ -113,14 +113,14 @@ class Selections:
 
     def get(self, language: str, expression: str, exact: bool) -> Selection:
         key = (language, expression, exact)
-        found = self._cached.get(key)
-        if found is None:
-            found = self._compile(language, expression, exact)
+        selection = self._cached.get(key)
+        if selection is None:
+            selection = self._compile(language, expression, exact)
             if len(expression) <= CACHED_CHARS_MAX:
                 if len(self._cached) >= CACHED_MAX:
                     self._cached.clear()
-                self._cached[key] = found
-        return found
+                self._cached[key] = selection
+        return selection
 
     def forget(self) -> None:
         """Drop cached selections; the next use of each compiles it again."""

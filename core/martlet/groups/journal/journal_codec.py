@@ -110,7 +110,7 @@ CHANGES: Final[dict[Kind, tuple[bool, bool, bool, bool]]] = {
 }
 
 
-def _put_all(out: bytearray, numbers: Iterable[int]) -> None:
+def _append_numbers(out: bytearray, numbers: Iterable[int]) -> None:
     put = out.append
     for number in numbers:
         while number > 0x7F:
@@ -119,7 +119,7 @@ def _put_all(out: bytearray, numbers: Iterable[int]) -> None:
         put(number)
 
 
-def _numbers(data: bytes) -> list[int]:
+def _decode_numbers(data: bytes) -> list[int]:
     """Return the numbers in *data*; raise `IndexError` if the last one is cut off."""
     numbers: list[int] = []
     value = shift = 0
@@ -147,21 +147,21 @@ def head(number: int, key: Key | None = None) -> bytes:
     if key is None and number < 0x80:
         return bytes((number,))
     out = bytearray()
-    _put_all(out, (number,))
+    _append_numbers(out, (number,))
     if key is not None:
         packed = msgpack.packb(tuple(key))
-        _put_all(out, (DEFINE, len(packed)))
+        _append_numbers(out, (DEFINE, len(packed)))
         out += packed
     return bytes(out)
 
 
-def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
+def _split_runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
     """Return ascending *offsets* as (first, count)."""
     if not offsets:
         return []
     first, count = offsets[0], len(offsets)
-    whole = range(first, first + count)
-    if offsets[-1] == whole[-1] and (offsets == whole or offsets == list(whole)):
+    contiguous = range(first, first + count)
+    if offsets[-1] == contiguous[-1] and (offsets == contiguous or offsets == list(contiguous)):
         return [(first, count)]
     runs: list[tuple[int, int]] = []
     end = first
@@ -174,7 +174,7 @@ def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-class _Before:
+class _Bases:
     """The base values for the relative numbers of the next change."""
 
     __slots__ = ("generation", "offset")
@@ -192,64 +192,65 @@ def _unsigned(number: int) -> int:
     return -((number + 1) >> 1) if number & 1 else number >> 1
 
 
-def _encode(out: bytearray, change: Change, before: _Before) -> None:
+def _append_change(out: bytearray, change: Change, bases: _Bases) -> None:
     """Append *change* to *out*."""
     kind, generation, duration_ms, number, offsets, first_new = change
     has_generation, has_duration, has_number, has_offsets = CHANGES[kind]
     numbers = [kind]
     if has_generation:
-        numbers.append(_signed(generation - before.generation))
-        before.generation = generation
+        numbers.append(_signed(generation - bases.generation))
+        bases.generation = generation
     if has_duration:
         numbers.append(duration_ms)
     if has_number:
         numbers.append(number)
-    at = before.offset
+    base_offset = bases.offset
     if kind == NEW:
-        numbers.append(_signed(first_new - at))
+        numbers.append(_signed(first_new - base_offset))
     if has_offsets:
-        runs = _runs(offsets if isinstance(offsets, range) else sorted(offsets))
+        runs = _split_runs(offsets if isinstance(offsets, range) else sorted(offsets))
         numbers.append(len(runs))
         for first, count in runs:
             # The lowest bit tells whether a count follows; often a run is a single message.
-            step = _signed(first - at) << 1
+            step = _signed(first - base_offset) << 1
             if count > 1:
                 numbers.append(step | 1)
                 numbers.append(count - 2)
             else:
                 numbers.append(step)
-            at = first + count
-        before.offset = at
-    _put_all(out, numbers)
+            base_offset = first + count
+        bases.offset = base_offset
+    _append_numbers(out, numbers)
 
 
-def encode_changes(prefix: bytes, changes: Iterable[Change], bytes_max: int, more: bytes) -> list[bytes]:
+def encode_changes(prefix: bytes, changes: Iterable[Change], bytes_max: int, next_prefix: bytes) -> list[bytes]:
     """Return notes of at most *bytes_max* with *changes*.
 
-    The first begins with *prefix*, the others with *more*.
+    The first begins with *prefix*, the others with *next_prefix*.
     """
     notes: list[bytes] = []
     note = bytearray(prefix)
-    used = len(prefix)
-    before = _Before()
-    step = max((bytes_max - CHANGE_BYTES_MAX - len(more)) // OFFSET_BYTES_MAX, 1)
+    prefix_bytes = len(prefix)
+    bases = _Bases()
+    offsets_max = max((bytes_max - CHANGE_BYTES_MAX - len(next_prefix)) // OFFSET_BYTES_MAX, 1)
     for change in changes:
-        for part in (change,) if len(change.offsets) <= step else _split(change, step):
-            full = len(note)
-            _encode(note, part, before)
-            if len(note) > bytes_max and full > used:
-                notes.append(bytes(note[:full]))
-                note = bytearray(more)
-                used = len(more)
-                before = _Before()
-                _encode(note, part, before)
+        for part in (change,) if len(change.offsets) <= offsets_max else _split_change(change, offsets_max):
+            size_before = len(note)
+            _append_change(note, part, bases)
+            if len(note) > bytes_max and size_before > prefix_bytes:
+                notes.append(bytes(note[:size_before]))
+                note = bytearray(next_prefix)
+                prefix_bytes = len(next_prefix)
+                bases = _Bases()
+                _append_change(note, part, bases)
     notes.append(bytes(note))
     return notes
 
 
-def _split(change: Change, step: int) -> Iterable[Change]:
+def _split_change(change: Change, offsets_max: int) -> Iterable[Change]:
     offsets = sorted(change.offsets)
-    parts = [change._replace(offsets=offsets[at : at + step]) for at in range(0, len(offsets), step)]
+    starts = range(0, len(offsets), offsets_max)
+    parts = [change._replace(offsets=offsets[start : start + offsets_max]) for start in starts]
     if change.kind == NEW:
         # Each part continues where the previous one ends and covers up to its own last message; the last part covers
         # up to the end of the change.
@@ -259,14 +260,14 @@ def _split(change: Change, step: int) -> Iterable[Change]:
     return parts
 
 
-def _number_at(note: bytes, at: int) -> tuple[int, int]:
-    """Return the number at *at* and the index after it."""
-    if note[at] < 0x80:
-        return note[at], at + 1
-    end = at
+def _decode_number(note: bytes, index: int) -> tuple[int, int]:
+    """Return the number at *index* and the index after it."""
+    if note[index] < 0x80:
+        return note[index], index + 1
+    end = index
     while note[end] > 0x7F:
         end += 1
-    return _numbers(note[at : end + 1])[0], end + 1
+    return _decode_numbers(note[index : end + 1])[0], end + 1
 
 
 def decode_note(note: bytes) -> tuple[int, Key | None, Iterator[Change]]:
@@ -276,20 +277,20 @@ def decode_note(note: bytes) -> tuple[int, Key | None, Iterator[Change]]:
       StoreError: *note* is not such a note; the iterator may raise it too.
     """
     try:
-        number, at = _number_at(note, 0)
+        number, index = _decode_number(note, 0)
         key = None
-        if at < len(note) and note[at] == DEFINE:
-            size, at = _number_at(note, at + 1)
-            key = Key(*msgpack.unpackb(note[at : at + size]))
-            at += size
-        numbers = _numbers(note[at:])
+        if index < len(note) and note[index] == DEFINE:
+            size, index = _decode_number(note, index + 1)
+            key = Key(*msgpack.unpackb(note[index : index + size]))
+            index += size
+        numbers = _decode_numbers(note[index:])
     except (IndexError, ValueError, TypeError, msgpack.UnpackException) as error:
         raise StoreError(f"the note of {len(note)} bytes is not about a shared group; {error}") from error
-    return number, key, _changes(numbers)
+    return number, key, _decode_changes(numbers)
 
 
-def _changes(numbers: list[int]) -> Iterator[Change]:
-    index = generation = before = 0
+def _decode_changes(numbers: list[int]) -> Iterator[Change]:
+    index = generation = base_offset = 0
     try:
         while index < len(numbers):
             kind = numbers[index]
@@ -307,30 +308,30 @@ def _changes(numbers: list[int]) -> Iterator[Change]:
                 number = numbers[index]
                 index += 1
             if kind == NEW:
-                first = before + _unsigned(numbers[index])
+                first = base_offset + _unsigned(numbers[index])
                 index += 1
             if has_offsets:
-                offsets, index, before = _offsets(numbers, index, before)
+                offsets, index, base_offset = _decode_offsets(numbers, index, base_offset)
             yield Change(kind, generation if has_generation else 0, duration_ms, number, offsets, first)
     except (IndexError, KeyError) as error:
         raise StoreError(f"a note of {len(numbers)} numbers about a shared group is damaged; {error!r}") from error
 
 
-def _offsets(numbers: list[int], index: int, before: int) -> tuple[Sequence[int], int, int]:
+def _decode_offsets(numbers: list[int], index: int, base_offset: int) -> tuple[Sequence[int], int, int]:
     """Return ascending offsets, the index after them, and the offset after the last; a range if they are contiguous."""
     offsets: list[int] = []
-    runs = numbers[index]
+    run_count = numbers[index]
     index += 1
-    for _ in range(runs):
+    for _ in range(run_count):
         step = numbers[index]
-        first = before + _unsigned(step >> 1)
+        first = base_offset + _unsigned(step >> 1)
         if step & 1:
-            before = first + numbers[index + 1] + 2
+            base_offset = first + numbers[index + 1] + 2
             index += 2
         else:
-            before = first + 1
+            base_offset = first + 1
             index += 1
-        if runs == 1:
-            return range(first, before), index, before
-        offsets += range(first, before)
-    return offsets, index, before
+        if run_count == 1:
+            return range(first, base_offset), index, base_offset
+        offsets += range(first, base_offset)
+    return offsets, index, base_offset
