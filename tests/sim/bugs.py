@@ -656,7 +656,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
     bug("message skipped", (LogReader, "read", _skip_entry)),
     bug("group offset goes back", (CommittedOffsets, "commit", _commit_back)),
-    bug("group offset lost at a crash", (saving, "_changed", _keep_offsets), first=29),
+    bug("group offset lost at a crash", (saving, "_tables_to_write", _keep_offsets), first=29),
     bug("appended twice", (Writer, "append_all", _append_twice)),
     bug(
         "torn record served",

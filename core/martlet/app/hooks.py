@@ -32,34 +32,34 @@ async def resolve(plugins: Plugins, broker: Broker) -> dict[str, list[tuple[str,
 
     If a plugin fails in one hook, its results of earlier hooks are removed.
     """
-    found: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS_OF_A_BROKER}
+    results: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS_OF_A_BROKER}
     for hook in HOOKS_OF_A_BROKER:
-        found[hook] = await plugins.call(hook, broker=broker)
+        results[hook] = await plugins.call(hook, broker=broker)
         loaded = {plugin.name for plugin in plugins}
-        found = {name: [pair for pair in pairs if pair[0] in loaded] for name, pairs in found.items()}
-        install(broker, found)
-    return found
+        results = {name: [pair for pair in pairs if pair[0] in loaded] for name, pairs in results.items()}
+        install(broker, results)
+    return results
 
 
-def install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
-    broker.capabilities = {kind: each for _, given in found["martlet_capabilities"] for kind, each in given.items()}
+def install(broker: Broker, results: dict[str, list[tuple[str, Any]]]) -> None:
+    broker.capabilities = {kind: each for _, given in results["martlet_capabilities"] for kind, each in given.items()}
     broker.filters = {
         language: guarded_filter(plugin, language, each)
-        for plugin, given in found["martlet_filters"]
+        for plugin, given in results["martlet_filters"]
         for language, each in given.items()
     }
     broker.authentication.authenticators = tuple(
-        guarded_authenticator(plugin, each) for plugin, given in found["martlet_authenticators"] for each in given
+        guarded_authenticator(plugin, each) for plugin, given in results["martlet_authenticators"] for each in given
     )
     broker.authentication.mechanisms = {
         name: guarded_mechanism(plugin, name, each)
-        for plugin, given in found["martlet_mechanisms"]
+        for plugin, given in results["martlet_mechanisms"]
         for name, each in given.items()
     }
     broker.authorizers = tuple(
-        guarded_authorizer(plugin, each) for plugin, given in found["martlet_authorizers"] for each in given
+        guarded_authorizer(plugin, each) for plugin, given in results["martlet_authorizers"] for each in given
     )
     broker.set_stages(
-        [(name, stage) for name, given in found["martlet_stages"] for stage in given],
-        [(name, router) for name, given in found["martlet_routers"] for router in given],
+        [(name, stage) for name, given in results["martlet_stages"] for stage in given],
+        [(name, router) for name, given in results["martlet_routers"] for router in given],
     )

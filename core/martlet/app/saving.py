@@ -42,7 +42,7 @@ def load(broker: Broker) -> None:
     groups, tables = broker.groups, broker.tables
     listed = tables.load(broker.topics.table)
     if not listed and len(broker.topics):
-        _drop_deleted(broker)
+        _drop_deleted_topics(broker)
     tables.load(groups.table)
     tables.load(groups.offsets.table)
     tables.load(groups.offsets.light_table)
@@ -52,7 +52,7 @@ def load(broker: Broker) -> None:
         groups.offsets.position = broker.store.readable
         groups.offsets.has_foreign_pops = any(topic.name.startswith(REVIVE_PREFIX) for topic in broker.topics)
         groups.offsets.note_changed()
-    _lower_offsets(broker, unused=0 if is_older else NO_END)
+    _lower_offsets(broker, end_of_unused=0 if is_older else NO_END)
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
     for topic in broker.topics.read_again():
         log.warning(
@@ -61,25 +61,25 @@ def load(broker: Broker) -> None:
         )
 
 
-def _lower_offsets(broker: Broker, unused: int) -> None:
+def _lower_offsets(broker: Broker, end_of_unused: int) -> None:
     """Lower offsets that are beyond the end of their queue: otherwise their group would skip messages sent from now
     on.
 
     The log of a copy can be older than its tables, and RocketMQ's offsets can be ahead of the log that a crash has
-    left. *unused* is the end of a queue without messages.
+    left. *end_of_unused* is the end of a queue without messages.
     """
     find = broker.store.queues.find
 
     def end_of(topic: str, queue_id: int) -> int:
         queue = find(topic, queue_id)
-        return queue.next_offset if queue is not None and queue.next_offset else unused
+        return queue.next_offset if queue is not None and queue.next_offset else end_of_unused
 
     lowered = broker.groups.offsets.lower(end_of)
     if lowered:
         log.warning("%d committed offsets were beyond the last message of their queue; lowered them to it", lowered)
 
 
-def _drop_deleted(broker: Broker) -> None:
+def _drop_deleted_topics(broker: Broker) -> None:
     """Drop topics that were deleted after the loaded generation of the table, which is not the newest."""
     store, since = broker.store, broker.topics.loaded_position
     names = set(store.topics_on_disk())
@@ -98,9 +98,9 @@ def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
     for name in broker.store.topics_on_disk():
         if broker.topics.get(name) is not None:
             continue
-        used = 1 + max(broker.store.queues.topics[name], default=0)
-        one = name.startswith((RETRY_PREFIX, DLQ_PREFIX)) or name == TEMPLATE_TOPIC
-        queues = used if one else max(used, broker.topics.auto_create_queues)
+        used_queues = 1 + max(broker.store.queues.topics[name], default=0)
+        keeps_count = name.startswith((RETRY_PREFIX, DLQ_PREFIX)) or name == TEMPLATE_TOPIC
+        queues = used_queues if keeps_count else max(used_queues, broker.topics.auto_create_queues)
         if name in closed and not is_reserved(name):
             broker.topics.ensure(name, queues, perm=0)
             log.warning(
@@ -126,7 +126,7 @@ def save(broker: Broker) -> str:
     """
     failed: OSError | None = None
     problems: list[str] = []
-    for table in _changed(broker, offsets=True):
+    for table in _tables_to_write(broker, offsets=True):
         try:
             _write(broker.store, table, finish_now(table.freeze(broker.store.durable)), copies=2)
             table.dirty = table.removed = table.behind = False
@@ -139,52 +139,52 @@ def save(broker: Broker) -> str:
     return ", and ".join(problems)
 
 
-def _changed(broker: Broker, *, offsets: bool) -> list[Table]:
+def _tables_to_write(broker: Broker, *, offsets: bool) -> list[Table]:
     """Return the tables to write; with *offsets*, including those that are written at an interval."""
     return broker.tables.to_save(every=offsets)
 
 
 async def run(broker: Broker) -> None:
     """Write tables until cancelled: urgent ones soon after they change, the others at their interval."""
-    changed = [trio.Event()]
-    deleted = False
-    waiting: list[Callable[[str], None]] = []
+    change = [trio.Event()]
+    was_topic_deleted = False
+    waiting_callbacks: list[Callable[[str], None]] = []
 
     def notice() -> None:
-        changed[0].set()
+        change[0].set()
 
     def notice_topic(topic: Topic | None) -> None:
-        nonlocal deleted
+        nonlocal was_topic_deleted
         # The offsets of a deleted topic would be wrong for a new topic of the same name, so they are deleted with it.
-        deleted = deleted or topic is None
+        was_topic_deleted = was_topic_deleted or topic is None
 
     def tell_when_saved(tell: Callable[[str], None]) -> None:
-        if len(waiting) >= WAITING_MAX:
+        if len(waiting_callbacks) >= WAITING_MAX:
             tell(f"{WAITING_MAX} changes already wait for the disk")
             return
-        waiting.append(tell)
-        changed[0].set()
+        waiting_callbacks.append(tell)
+        change[0].set()
 
     broker.topics.changed.append(notice_topic)
     broker.tables.notify(notice)
     broker.saver = tell_when_saved
     interval_s = broker.config.offsets_persist_ms / 1000
-    due = trio.current_time() + interval_s
+    next_interval = trio.current_time() + interval_s
     pause_s = 0.0
     while True:
-        with trio.move_on_at(due):
-            await changed[0].wait()
+        with trio.move_on_at(next_interval):
+            await change[0].wait()
             await trio.sleep(pause_s)
-        changed[0] = trio.Event()
+        change[0] = trio.Event()
         now = trio.current_time()
-        offsets, deleted = deleted or now >= due, False
-        told, waiting = waiting, []
+        offsets, was_topic_deleted = was_topic_deleted or now >= next_interval, False
+        callbacks, waiting_callbacks = waiting_callbacks, []
         problem = await _try_to_save(broker, offsets=offsets)
         pause_s = min(TOGETHER_S, 2 * (trio.current_time() - now))
-        for tell in told:
+        for tell in callbacks:
             tell(problem)
-        if now >= due:
-            due = now + interval_s
+        if now >= next_interval:
+            next_interval = now + interval_s
 
 
 def _write(store: Store, table: Table, data: list[bytes], *, copies: int) -> None:
@@ -200,10 +200,10 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
     """
     store = broker.store
     problem = ""
-    for table in _changed(broker, offsets=offsets):
+    for table in _tables_to_write(broker, offsets=offsets):
         # A change while the table is being rendered or written marks it again for the next time.
         was_dirty, table.dirty = table.dirty, False
-        removed, table.removed = table.removed, False
+        was_removed, table.removed = table.removed, False
         try:
             # The rendered table contains everything that is durable now, and perhaps newer changes.
             steps = table.freeze(store.durable)
@@ -211,16 +211,16 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
             # Remove a topic from the file only after its deletion is in the log.
             await store.deletions.wait_durable()
             with trio.CancelScope(shield=True):
-                copies = 2 if removed or table.urgent else 1
+                copies = 2 if was_removed or table.urgent else 1
                 await store.disk.off_loop(partial(_write, store, table, data, copies=copies))
                 # At the next interval the second copy follows, unless there is another change.
                 table.behind = was_dirty and copies == 1
         except trio.Cancelled:
-            table.dirty, table.removed = True, table.removed or removed
+            table.dirty, table.removed = True, table.removed or was_removed
             raise
         except (OSError, StoreError, TypeError, ValueError) as error:
             # The broker must survive even a table that cannot be rendered as JSON.
-            table.dirty, table.removed = True, table.removed or removed
+            table.dirty, table.removed = True, table.removed or was_removed
             log.error("%s cannot be written, retrying; %s", table.path, error)
             problem = f"{table.path} cannot be written; {error}"
     return problem

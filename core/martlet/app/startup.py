@@ -97,14 +97,14 @@ async def dispatchers_of(plugins: Plugins) -> dict[str, Dispatcher]:
     Raises:
       PluginError: two plugins have a dispatcher for the same topic.
     """
-    found: dict[str, tuple[str, Dispatcher]] = {}
-    for name, given in await plugins.call("martlet_dispatchers"):
-        for topic, dispatch in given.items():
-            if topic in found:
-                text = f"plugin {found[topic][0]!r} already does; enable only one of them"
+    by_topic: dict[str, tuple[str, Dispatcher]] = {}
+    for name, dispatchers in await plugins.call("martlet_dispatchers"):
+        for topic, dispatch in dispatchers.items():
+            if topic in by_topic:
+                text = f"plugin {by_topic[topic][0]!r} already does; enable only one of them"
                 raise PluginError(f"plugin {name!r} cannot dispatch topic {topic!r}; {text}")
-            found[topic] = name, guarded_dispatcher(name, topic, dispatch)
-    return {topic: dispatch for topic, (_, dispatch) in found.items()}
+            by_topic[topic] = name, guarded_dispatcher(name, topic, dispatch)
+    return {topic: dispatch for topic, (_, dispatch) in by_topic.items()}
 
 
 async def _open_store(
@@ -114,12 +114,12 @@ async def _open_store(
     disk: Disk,
     report: Callable[[int, int, int], None] | None,
 ) -> Store:
-    with _disk_errors_named(config.data):
+    with _name_disk_errors(config.data):
         return await Store.open(config.data, config.store, clock, disk, report, dispatchers)
 
 
 @contextmanager
-def _disk_errors_named(data: Path) -> Iterator[None]:
+def _name_disk_errors(data: Path) -> Iterator[None]:
     """Turn an OSError into a StoreError that names the data directory."""
     try:
         yield
@@ -152,30 +152,30 @@ async def _run_with_store(
       StoreError: the last changes of a table could not be written to a full disk.
     """
     stats = Stats()
-    with _disk_errors_named(config.data):
+    with _name_disk_errors(config.data):
         broker = build(config, store, clock, stats)
     stats.add("store", lambda: store.statistics().as_dict())
     stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
-    found = await resolve(plugins, broker)
-    for name, given in found["martlet_projections"]:
-        for projection in given:
+    results = await resolve(plugins, broker)
+    for name, projections in results["martlet_projections"]:
+        for projection in projections:
             broker.projections.add(name, projection)
     plugins.reloaded.append(broker.rules.changed)
     server = Server(config.server, store, stats, broker.authentication.authenticate, broker.turns)
-    live = _Live(plugins, broker, server, found)
+    live_plugins = _Live(plugins, broker, server, results)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.upkeep.run)
         if await _replay(broker, stop):
-            live.check()
+            live_plugins.check()
             with trio.move_on_after(EXPIRY_TIMEOUT_S):  # the rest expires while the broker runs
                 await store.upkeep.topic_retention.sweep()
-            bound = live.bind()
+            bound = live_plugins.bind()
             # Topics that a hook created must survive a crash with the same queues.
-            with _disk_errors_named(config.data):
+            with _name_disk_errors(config.data):
                 problem = saving.save(broker)
             if problem:
                 log.error("%s; tried again", problem)
-            await live.start_services(nursery, stop)
+            await live_plugins.start_services(nursery, stop)
             await nursery.start(server.run, [*bound.items()])
             nursery.start_soon(broker.tails.run)
             nursery.start_soon(broker.cursors.run)
@@ -188,16 +188,16 @@ async def _run_with_store(
             if any(protocol.websocket is not None for protocol in bound):
                 # Before the first client needs it, but not before the ports are ready, because it takes 40 ms.
                 nursery.start_soon(trio.to_thread.run_sync, partial(import_module, "martlet.net.websocket"))
-            await live.wait_stop(stop)
+            await live_plugins.wait_stop(stop)
             with trio.move_on_after(STOP_TIMEOUT_S):
                 await _say_goodbye(plugins, server)
         nursery.cancel_scope.cancel()
     broker.projections.save()
-    with _disk_errors_named(config.data):
-        lost = saving.save(broker)
-    live.check()
-    if lost:
-        text = f"data directory {str(config.data)!r} is on a full disk; the last changes are lost: {lost}"
+    with _name_disk_errors(config.data):
+        problem = saving.save(broker)
+    live_plugins.check()
+    if problem:
+        text = f"data directory {str(config.data)!r} is on a full disk; the last changes are lost: {problem}"
         raise StoreError(f"{text}; free some space before the next start")
 
 
@@ -220,12 +220,12 @@ class _Live:
     """The hook results of a running broker's plugins, so that one plugin can be stopped without the others."""
 
     def __init__(
-        self, plugins: Plugins, broker: Broker, server: Server, found: dict[str, list[tuple[str, Any]]]
+        self, plugins: Plugins, broker: Broker, server: Server, results: dict[str, list[tuple[str, Any]]]
     ) -> None:
         self._plugins = plugins
         self._broker = broker
         self._server = server
-        self._found = found
+        self._results = results
         self._bound: dict[Protocol, list[socket.socket]] = {}
         self._scopes: dict[str, trio.CancelScope] = {}
         self._failed: MartletError | None = None
@@ -234,8 +234,8 @@ class _Live:
 
     def bind(self) -> dict[Protocol, list[socket.socket]]:
         """Bind every protocol; return the sockets of those that were bound."""
-        for _, given in self._found["martlet_protocols"]:
-            for protocol in given:
+        for _, protocols in self._results["martlet_protocols"]:
+            for protocol in protocols:
                 listeners = _bind(self._server, protocol)
                 if listeners:
                     self._bound[protocol] = listeners
@@ -248,15 +248,15 @@ class _Live:
         Raises:
           PluginError: a service failed before it was ready.
         """
-        waiting: list[trio.Event] = []
-        for name, given in self._found["martlet_services"]:
-            scope, services = trio.CancelScope(), [(service, trio.Event()) for service in given]
+        ready_events: list[trio.Event] = []
+        for name, services_given in self._results["martlet_services"]:
+            scope, services = trio.CancelScope(), [(service, trio.Event()) for service in services_given]
             self._scopes[name] = scope
-            waiting += [is_ready for _, is_ready in services]
+            ready_events += [is_ready for _, is_ready in services]
             nursery.start_soon(run_services, name, services, scope)
         async with trio.open_nursery() as until_stop:
             until_stop.start_soon(_cancel_when, stop, until_stop.cancel_scope)
-            for is_ready in waiting:
+            for is_ready in ready_events:
                 await is_ready.wait()
             until_stop.cancel_scope.cancel()
 
@@ -269,7 +269,7 @@ class _Live:
             self._stop(StoreError(f"the broker's own state cannot be computed from the log; {error}"))
             return
         guards = self._plugins.take_out(name)
-        for protocol in self._given(name, "martlet_protocols"):
+        for protocol in self._results_of(name, "martlet_protocols"):
             listeners = self._bound.pop(protocol, None)
             if listeners is not None:
                 for listener in listeners:
@@ -277,21 +277,21 @@ class _Live:
                 self._server.close_peers(f"plugin {name!r} has failed", protocol)
         if name in self._scopes:
             self._scopes[name].cancel()
-        self._found = {hook: [pair for pair in pairs if pair[0] != name] for hook, pairs in self._found.items()}
+        self._results = {hook: [pair for pair in pairs if pair[0] != name] for hook, pairs in self._results.items()}
         try:
             self._plugins.leave_out(name, "failed in a projection", error, guards=guards)
-        except PluginError as needed:
-            self._stop(needed)
+        except PluginError as required:
+            self._stop(required)
             return  # the plugin's guards stay installed until the broker has stopped
-        install(self._broker, self._found)
+        install(self._broker, self._results)
 
     def _stop(self, error: MartletError) -> None:
         """Stop the broker because of *error*."""
         self._failed = error
         self._has_failed.set()
 
-    def _given(self, name: str, hook: str) -> list[Any]:
-        return [each for plugin, given in self._found[hook] if plugin == name for each in given]
+    def _results_of(self, name: str, hook: str) -> list[Any]:
+        return [each for plugin, results in self._results[hook] if plugin == name for each in results]
 
     async def wait_stop(self, stop: trio.Event) -> None:
         """Return when *stop* is set or a required plugin has failed."""

@@ -88,8 +88,8 @@ async def backup(
             f"retention removed segments of {directory!r} faster than they could be copied; free some space first"
         )
     await repair(target, config, disk, starting, indexing)
-    found = await verify(target, config, disk, trying, reading)
-    return Backup(found.inspection, copy.copied, found.findings)
+    verification = await verify(target, config, disk, trying, reading)
+    return Backup(verification.inspection, copy.copied, verification.findings)
 
 
 @final
@@ -113,23 +113,23 @@ class _Copy:
         disk = self._disk
         self.copied, self._total = 0, 0
         disk.make_directory(self._target)
-        begin = await self._checkpoint()
+        begin = await self._copy_checkpoint()
         for path in self._queue_files():
             with suppress(FileNotFoundError):  # the topic was deleted, or retention removed the file: the log says so
                 await self._copy(path)
-        for name in self._tables():
-            await self._table(name)
+        for name in self._table_names():
+            await self._copy_table(name)
         if "abort" in disk.names(self._source):
             with suppress(FileNotFoundError):
                 await self._copy("abort")
-        await self._log(begin)
+        await self._copy_log(begin)
         disk.sync_everything(self._target)
 
     def remove(self) -> None:
         """Remove the copied files."""
         remove_tree(self._disk, self._target)
 
-    async def _checkpoint(self) -> int:
+    async def _copy_checkpoint(self) -> int:
         """Copy the checkpoint and the journal that it names; return the log position up to which they are complete."""
         disk = self._disk
         for _ in range(TRIES):
@@ -153,11 +153,11 @@ class _Copy:
                 for start in numbered_names(disk.names(f"{folder}/{topic}/{queue_id}")):
                     yield f"consumequeue/{topic}/{queue_id}/{start:020d}"
 
-    def _tables(self) -> list[str]:
+    def _table_names(self) -> list[str]:
         names = self._disk.names(f"{self._source}/config")
         return sorted({name.removesuffix(".tmp") for name in names})
 
-    async def _table(self, name: str) -> None:
+    async def _copy_table(self, name: str) -> None:
         """Copy a file of ``config/``, which the broker may replace meanwhile: between renames it has no name."""
         for _ in range(TRIES):
             for generation in (name, f"{name}.tmp"):
@@ -169,7 +169,8 @@ class _Copy:
 
     # ---- the log
 
-    async def _log(self, begin: int) -> None:
+    async def _copy_log(self, begin: int) -> None:
+        """Copy the log up to its end, which is looked up from position *begin* on (-1: from the last segment)."""
         files = Files(self._disk, OPEN_FILES, read_only=True)
         try:
             segments = Segments(files, f"{self._source}/commitlog", 0)
@@ -177,37 +178,38 @@ class _Copy:
             if not segments.items:
                 self._disk.make_directory(f"{self._target}/commitlog")
                 return
-            last = segments.items[-1].start
-            begin = max(begin if begin >= 0 else last, segments.start)
+            last_start = segments.items[-1].start
+            begin = max(begin if begin >= 0 else last_start, segments.start)
             try:
                 end = _walk(segments, begin).log_end
             except FileNotFoundError as error:
                 raise _Moved from error
             # A commit whose end was seen may still be in progress; its other bytes follow soon.
             await trio.sleep(PAUSE_S)
-            kept = [segment for segment in segments.items if segment.start <= end]
+            segments_to_copy = [segment for segment in segments.items if segment.start <= end]
             self._total = end - segments.start
-            for segment in kept:
+            for segment in segments_to_copy:
                 try:
                     await self._copy(f"commitlog/{segment.start:020d}", max(end - segment.start, 0))
                 except FileNotFoundError as error:
                     raise _Moved from error
         finally:
             files.close()
-        self._mend(begin)
+        self._copy_damage_again(begin)
 
-    def _mend(self, begin: int) -> None:
+    def _copy_damage_again(self, begin: int) -> None:
         """Copy again the log from *begin*, which was not written yet when it was copied, and so looks damaged."""
         files = Files(self._disk, OPEN_FILES, read_only=True)
         try:
             segments = Segments(files, f"{self._target}/commitlog", 0)
             segments.load()
             for damage in _walk(segments, begin).damage:
-                self._refresh(segments, damage)
+                self._copy_range(segments, damage)
         finally:
             files.close()
 
-    def _refresh(self, segments: Segments, damage: Damage) -> None:
+    def _copy_range(self, segments: Segments, damage: Damage) -> None:
+        """Copy again the bytes of *damage*, a range in *segments* of the copy."""
         segment = segments.find(damage.start)
         if segment is None:
             return
@@ -243,7 +245,7 @@ class _Copy:
                     if data.count(0) < len(data):
                         disk.write(target, data, at)
                     at += len(data)
-                    self._progress(len(data))
+                    self._count_copied(len(data))
                     await trio.lowlevel.checkpoint()
                     at = disk.next_data(source, at)
                 disk.sync(target)
@@ -261,10 +263,10 @@ class _Copy:
             disk.sync(target)
         finally:
             disk.close(target)
-        self._progress(len(data))
+        self._count_copied(len(data))
 
-    def _progress(self, more: int) -> None:
-        self.copied += more
+    def _count_copied(self, size: int) -> None:
+        self.copied += size
         if self._report is not None:
             self._report(self.copied, max(self._total, self.copied), 0)
 

@@ -30,7 +30,7 @@ def unfinished_backup(target: str, disk: Disk) -> Generator[str]:
     """
     folder = f"{target}.unfinished"
     _check(target, folder, disk)
-    created = _missing(os.path.dirname(target))
+    created = _missing_directories(os.path.dirname(target))
     try:
         disk.make_directory(folder)
         lock = disk.lock(f"{folder}/{LOCK}")
@@ -60,13 +60,13 @@ def _check(target: str, folder: str, disk: Disk) -> None:
         raise StoreError(f"{folder!r} exists and is not an unfinished backup; choose another target, or remove it")
 
 
-def _missing(directory: str) -> list[str]:
+def _missing_directories(directory: str) -> list[str]:
     """Return *directory* and its parents, as far as they do not exist, the innermost first."""
-    found = []
+    missing = []
     while not os.path.lexists(directory):
-        found.append(directory)
+        missing.append(directory)
         directory = os.path.dirname(directory)
-    return found
+    return missing
 
 
 def _remove(path: str, disk: Disk) -> None:

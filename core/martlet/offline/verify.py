@@ -53,7 +53,7 @@ def gone_since_checkpoint(store: Store, before: dict[tuple[str, int], int]) -> I
     if gone:
         yield (
             f"the log begins at position {store.first_position:,}, later than at the newest checkpoint; "
-            f"{_many(sum(gone.values()), 'message')} of {_many(len(gone), 'queue')} were in the removed segments"
+            f"{_plural(sum(gone.values()), 'message')} of {_plural(len(gone), 'queue')} were in the removed segments"
         )
 
 
@@ -106,20 +106,20 @@ class Served:
         """Return a sentence for each queue with a problem, after the whole log."""
         for (topic, queue_id), positions in sorted(self._missed.items()):
             yield (
-                f"queue {topic}/{queue_id}: {_many(len(positions), 'record')} of the log "
+                f"queue {topic}/{queue_id}: {_plural(len(positions), 'record')} of the log "
                 f"(the first at position {positions[0]}) cannot be read through it; a start does not repair this"
             )
         for queue in sorted(self._store.queues.all(), key=lambda queue: (queue.topic, queue.queue_id)):
-            lost = queue.next_offset - queue.stored_from - self._matched.get(queue, 0)
-            if lost:
+            lost_count = queue.next_offset - queue.stored_from - self._matched.get(queue, 0)
+            if lost_count:
                 yield (
-                    f"queue {queue.topic}/{queue.queue_id}: {_many(lost, 'message')} between offset "
+                    f"queue {queue.topic}/{queue.queue_id}: {_plural(lost_count, 'message')} between offset "
                     f"{queue.stored_from} and {queue.next_offset} "
                     "have no record in the log; they are lost, and consumers skip them"
                 )
 
 
-def _many(count: int, noun: str) -> str:
+def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -146,7 +146,7 @@ class Keyed:
 
     def __init__(self, keys: KeyIndex) -> None:
         self._keys = keys
-        self._items = self._reachable()
+        self._items = self._reachable_entries()
         self._at = next(self._items, None)
         # The number of records with missing keys, by topic.
         self._missed: dict[str, int] = {}
@@ -161,12 +161,12 @@ class Keyed:
         if queue is None:
             queue = self._topics[record.topic] = Queue(record.topic, 0)
         expected = {self._keys.hashes.of(queue, key) for key in _keys_of(record.properties)}
-        found: set[int] = set()
+        indexed: set[int] = set()
         while self._at is not None and self._at.position <= record.position:
             if self._at.position == record.position and self._at.says_time_of(record):
-                found.add(self._at.key)
+                indexed.add(self._at.key)
             self._at = next(self._items, None)
-        if expected != found:
+        if expected != indexed:
             self._missed[record.topic] = self._missed.get(record.topic, 0) + 1
 
     def forget_topic(self, topic: str) -> None:
@@ -177,25 +177,25 @@ class Keyed:
         """Return a sentence for each topic with a problem, after the whole log."""
         for topic, count in sorted(self._missed.items()):
             yield (
-                f"index of keys: {_many(count, 'record')} of topic {topic!r} cannot be found by key; the broker "
+                f"index of keys: {_plural(count, 'record')} of topic {topic!r} cannot be found by key; the broker "
                 "rebuilds the index when a query meets the damage, or at a start after you delete the directory index"
             )
 
-    def _reachable(self) -> Iterator[_Entry]:
+    def _reachable_entries(self) -> Iterator[_Entry]:
         """Yield every entry that a query can reach, in log order; an entry out of order is damaged."""
-        last: _Entry | None = None
+        previous: _Entry | None = None
         for item in self._keys.files.items:
-            reach = self._reach(item)
+            reach = self._find_reachable(item)
             for number, (key, position, seconds, _) in self._entries(item, range(1, item.count)):
                 if not reach[number]:
                     continue
-                if last is not None and last.position <= position:
-                    yield last
-                last = _Entry(position, key, item, seconds)
-        if last is not None:
-            yield last
+                if previous is not None and previous.position <= position:
+                    yield previous
+                previous = _Entry(position, key, item, seconds)
+        if previous is not None:
+            yield previous
 
-    def _reach(self, item: IndexFile) -> bytearray:
+    def _find_reachable(self, item: IndexFile) -> bytearray:
         """Return which entries of *item* its slots lead to."""
         files = self._keys.files
         reach = bytearray(item.count)
@@ -204,18 +204,18 @@ class Keyed:
         for number in slots:
             if 0 < number < item.count:
                 reach[number] = 1
-        for number, (_, _, _, before) in self._entries(item, range(item.count - 1, 0, -1)):
-            if reach[number] and 0 < before < number:
-                reach[before] = 1
+        for number, (_, _, _, previous) in self._entries(item, range(item.count - 1, 0, -1)):
+            if reach[number] and 0 < previous < number:
+                reach[previous] = 1
         return reach
 
     def _entries(self, item: IndexFile, numbers: range) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
         files = self._keys.files
         for at in range(0, len(numbers), ITEMS_READ):
-            part = numbers[at : at + ITEMS_READ]
-            low, high = min(part[0], part[-1]), max(part[0], part[-1])
+            batch = numbers[at : at + ITEMS_READ]
+            low, high = min(batch[0], batch[-1]), max(batch[0], batch[-1])
             data = files.files.read(item.path, (high - low + 1) * ITEM_BYTES, files.entry_at(low))
-            for number in part:
+            for number in batch:
                 yield number, ITEM.unpack_from(data, (number - low) * ITEM_BYTES)
 
 

@@ -148,17 +148,17 @@ class Groups:
         if group.name not in self._table and len(self._table) >= GROUPS_MAX:
             raise Refused(Reason.BUSY, f"there are {len(self._table)} groups, the most a broker keeps; delete some")
         self._table[group.name] = group
-        self._moved(group.name)
+        self._announce_change(group.name)
         return group
 
     def delete(self, name: str, *, clean_offsets: bool) -> bool:
         """Delete group *name*, with *clean_offsets* also its offsets; return False if it did not exist."""
-        found = self._table.pop(name, None) is not None
+        existed = self._table.pop(name, None) is not None
         if clean_offsets:
             self.offsets.forget_group(name)
-        if self._forbidden.pop(name, None) is not None or found:
-            self._moved(name)
-        return found
+        if self._forbidden.pop(name, None) is not None or existed:
+            self._announce_change(name)
+        return existed
 
     def set_forbidden(self, group: str, topic: str, *, readable: bool) -> None:
         """Allow or forbid *group* to read *topic* (RocketMQ forbiddenTable, bit 2).
@@ -177,7 +177,7 @@ class Groups:
             if count >= FORBIDDEN_MAX:
                 raise Refused(Reason.BUSY, f"{count} groups are forbidden topics, the most a broker keeps; allow some")
             self._forbidden.setdefault(group, {})[topic] = 1 << 2
-        self._moved(group)
+        self._announce_change(group)
 
     def is_forbidden(self, group: str, topic: str) -> bool:
         return bool(self._forbidden.get(group, {}).get(topic, 0) & 1 << 2)
@@ -207,7 +207,7 @@ class Groups:
             raise Refused(Reason.NO_PERMISSION, text)
         return group
 
-    def _moved(self, name: str) -> None:
+    def _announce_change(self, name: str) -> None:
         self.version.next(self._clock)
         self.table.change()
         for tell in self.changed:
@@ -236,7 +236,7 @@ class Groups:
                 group: {topic: int(bits) for topic, bits in topics.items()}
                 for group, topics in (table.get("forbiddenTable") or {}).items()
             }
-            found = {name: Group.from_json({**entry, "groupName": name}) for name, entry in entries}
+            groups = {name: Group.from_json({**entry, "groupName": name}) for name, entry in entries}
         self.version.load(table.get("dataVersion"))
         self._forbidden = forbidden
-        self._table.update(found)
+        self._table.update(groups)

@@ -58,9 +58,9 @@ class CommittedOffsets:
             table = self._offsets[group][topic]
         except KeyError:
             table = self._offsets.setdefault(group, {}).setdefault(topic, {})
-        held = table.get(queue_id)
-        if held != offset:
-            self.count += held is None
+        old_offset = table.get(queue_id)
+        if old_offset != offset:
+            self.count += old_offset is None
             table[queue_id] = offset
             self.note_changed()
 
@@ -73,11 +73,11 @@ class CommittedOffsets:
     def check_may_commit(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
         """Raise `Refused` if committing offsets of *group* for these queues would exceed a limit."""
         table = self.committed(group, topic)
-        more = sum(queue_id not in table for queue_id in queue_ids)
-        if not more:
+        new_count = sum(queue_id not in table for queue_id in queue_ids)
+        if not new_count:
             return
-        if self.count + more > self._offsets_max:
-            text = f"{self.count} offsets are stored and {more} more requested; broker.offsets_max is"
+        if self.count + new_count > self._offsets_max:
+            text = f"{self.count} offsets are stored and {new_count} more requested; broker.offsets_max is"
             raise Refused(Reason.BUSY, f"{text} {self._offsets_max}, delete unused groups")
         if self._knows(group):
             return
@@ -204,15 +204,15 @@ class CommittedOffsets:
         """Load a ``config/consumerOffset.json``. Raises `StoreError`, and changes nothing, if it is invalid."""
         table = parse(data, "consumerOffset.json")
         with reading("consumerOffset.json"):
-            found = _offsets_in(table, "consumerOffset.json")
+            offsets = _offsets_in(table, "consumerOffset.json")
             position = int(table.get(POSITION_KEY, NO_POSITION))
         self.version.load(table.get("dataVersion"))
         self.position = position
         self.has_foreign_pops = table.get(FOREIGN_POPS_KEY) is True
-        self._replace_offsets(found)
+        self._replace_offsets(offsets)
 
-    def _replace_offsets(self, found: Mapping[tuple[str, str], dict[int, int]]) -> None:
-        for (topic, group), table_of_queues in found.items():
+    def _replace_offsets(self, offsets: Mapping[tuple[str, str], dict[int, int]]) -> None:
+        for (topic, group), table_of_queues in offsets.items():
             self._forget(group, topic)
             self._offsets.setdefault(group, {})[topic] = table_of_queues
             self.count += len(table_of_queues)
@@ -220,11 +220,11 @@ class CommittedOffsets:
     def light_json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
         """As `json_in_steps`, as ``config/lmqConsumerOffset.json``: light groups have a table of their own there."""
         head = head_of(self.version, position)
-        light, others = self._offsets_by_key(light=True), self._offsets_by_key(light=False)
+        light_groups, other_groups = self._offsets_by_key(light=True), self._offsets_by_key(light=False)
 
         def render() -> Steps[list[bytes]]:
-            fields = {**head, "lmqOffsetTable": {key: offsets.get(0, 0) for key, offsets in light}}
-            return (yield from render_in_steps(fields, "offsetTable", others, bare_keys=True))
+            fields = {**head, "lmqOffsetTable": {key: offsets.get(0, 0) for key, offsets in light_groups}}
+            return (yield from render_in_steps(fields, "offsetTable", other_groups, bare_keys=True))
 
         return render()
 
@@ -235,28 +235,28 @@ class CommittedOffsets:
         """
         table = parse(data, "lmqConsumerOffset.json")
         with reading("lmqConsumerOffset.json"):
-            found = _offsets_in(table, "lmqConsumerOffset.json")
+            loaded = _offsets_in(table, "lmqConsumerOffset.json")
             for key, offset in (table.get("lmqOffsetTable") or {}).items():
                 topic, _, group = key.rpartition("@")
-                found[topic, group] = {0: int(offset)}
-            ours = POSITION_KEY in table
+                loaded[topic, group] = {0: int(offset)}
+            is_own = POSITION_KEY in table
         self.keeps_light = True
-        if ours:
+        if is_own:
             return  # the other file was written with this one, or since
         if self.position == NO_POSITION:
             # RocketMQ wrote both, with light queues on and off; nothing shows which is newer.
-            for (topic, group), offsets in found.items():
+            for (topic, group), offsets in loaded.items():
                 for queue_id, offset in self.committed(group, topic).items():
                     offsets[queue_id] = max(offset, offsets.get(queue_id, 0))
         self.position = NO_POSITION
-        self._replace_offsets(found)
+        self._replace_offsets(loaded)
         self.note_changed()
 
 
 def _offsets_in(table: Mapping[str, Any], name: str) -> dict[tuple[str, str], dict[int, int]]:
     """Return the ``offsetTable`` of *table*, the content of file *name*, by topic and group."""
-    found: dict[tuple[str, str], dict[int, int]] = {}
+    offsets_by_key: dict[tuple[str, str], dict[int, int]] = {}
     for key, offsets in table_in(table, "offsetTable", name).items():
         topic, _, group = key.rpartition("@")
-        found[topic, group] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
-    return found
+        offsets_by_key[topic, group] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
+    return offsets_by_key

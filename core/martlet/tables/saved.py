@@ -100,7 +100,7 @@ class Tables:
 
         Unless both copies of the file are the same, both are then written again.
         """
-        newest, is_ours = not self._store.data_directory.lacks_newest(table.path), False
+        is_newest, is_ours = not self._store.data_directory.lacks_newest(table.path), False
         generations = self._store.data_directory.read_generations(table.path)
         for data in generations:
             if is_ours and not _is_ours(data):
@@ -110,11 +110,11 @@ class Tables:
                 table.load(data)
             except (StoreError, ValueError, TypeError, AttributeError) as error:
                 log.warning("%s cannot be used, trying its previous generation; %s", table.path, error)
-                newest, is_ours = False, is_ours or _is_ours(data)
+                is_newest, is_ours = False, is_ours or _is_ours(data)
                 continue
-            if not newest or next(generations, b"") != data:
+            if not is_newest or next(generations, b"") != data:
                 table.change(removed=True)
-            return newest
+            return is_newest
         return False
 
     def notify(self, changed: Callable[[], None]) -> None:

@@ -225,7 +225,8 @@ class Topic:
         }
 
 
-def _without_room() -> bool:
+def _make_no_room() -> bool:
+    """Delete no topic: the default of `Topics.make_room`."""
     return False
 
 
@@ -248,7 +249,7 @@ class Topics:
         self.deleted: list[Callable[[str], None]] = []
         # Called when there is no room for a new topic; deletes topics that nobody needs, and returns whether it deleted
         # any.
-        self.make_room: Callable[[], bool] = _without_room
+        self.make_room: Callable[[], bool] = _make_no_room
         self.grown: list[Callable[[Topic, range], None]] = []
         self.table = Table("config/topics.json", self.json_in_steps, self.load, urgent=True)
         # The log position up to which the loaded file was complete; `NO_POSITION` if the file has none.
@@ -320,34 +321,36 @@ class Topics:
           Refused: the name or a number is invalid (Reason.PARAMETER).
         """
         self._check(name, read_queues, write_queues, perm)
-        old = self._table.get(name)
-        wanted, used = max(read_queues, write_queues), self.used_queues(name)
-        kept = wanted if old is None or force else max(wanted, min(old.read_queues, used))
+        previous = self._table.get(name)
+        queues_wanted, queues_used = max(read_queues, write_queues), self.used_queues(name)
+        queues_kept = queues_wanted
+        if previous is not None and not force:
+            queues_kept = max(queues_wanted, min(previous.read_queues, queues_used))
         topic = Topic(
             self._store,
             name,
-            kept,
-            write_queues,
-            perm,
-            sys_flag,
-            order,
-            dict(attributes or {}),
-            filter_type,
-            wanted if old is not None and wanted < used else None,
-            self._begins(old, kept) if old is not None else None,
+            read_queues=queues_kept,
+            write_queues=write_queues,
+            perm=perm,
+            sys_flag=sys_flag,
+            order=order,
+            attributes=dict(attributes or {}),
+            filter_type=filter_type,
+            read_queues_wanted=queues_wanted if previous is not None and queues_wanted < queues_used else None,
+            begins=self._begins_after(previous, queues_kept) if previous is not None else None,
         )
-        if old is None and len(self._table) >= TOPICS_MAX and not self.make_room():
+        if previous is None and len(self._table) >= TOPICS_MAX and not self.make_room():
             raise Refused(Reason.BUSY, f"there are {len(self._table)} topics, the most a broker keeps; delete some")
-        if old is not None:
-            if old.as_json() == topic.as_json():
-                return old
-            topic.queues = old.queues
-        self._keep_for_hours(topic, reserve_hours(old.attributes) if old is not None else 0)
+        if previous is not None:
+            if previous.as_json() == topic.as_json():
+                return previous
+            topic.queues = previous.queues
+        self._keep_for_hours(topic, reserve_hours(previous.attributes) if previous is not None else 0)
         self._table[name] = topic
-        if old is not None and topic.read_queues > old.read_queues:
+        if previous is not None and topic.read_queues > previous.read_queues:
             for grow in self.grown:
-                grow(topic, range(old.read_queues, topic.read_queues))
-        self._moved(topic)
+                grow(topic, range(previous.read_queues, topic.read_queues))
+        self._announce_change(topic)
         return topic
 
     def used_queues(self, name: str) -> int:
@@ -355,23 +358,23 @@ class Topics:
         queues = self._store.queues.topics.get(name, {})
         return 1 + max((key for key, queue in queues.items() if queue.first_offset < queue.next_offset), default=-1)
 
-    def _begins(self, old: Topic, read_queues: int) -> dict[int, int]:
-        """Return ``begins`` of a topic that had the queues of *old*, and has *read_queues* now."""
-        queues = self._store.queues.topics.get(old.name, {})
-        found = dict(old.begins)
-        if old.read_queues_wanted is not None:  # it had more queues once
-            again = [each for each in queues.items() if old.read_queues <= each[0] < read_queues]
-            found |= {key: queue.next_offset for key, queue in again}
-        return {key: offset for key, offset in found.items() if key in queues and offset > queues[key].first_offset}
+    def _begins_after(self, previous: Topic, read_queues: int) -> dict[int, int]:
+        """Return ``begins`` of a topic that had the queues of *previous*, and has *read_queues* now."""
+        queues = self._store.queues.topics.get(previous.name, {})
+        begins = dict(previous.begins)
+        if previous.read_queues_wanted is not None:  # it had more queues once
+            added_queues = [each for each in queues.items() if previous.read_queues <= each[0] < read_queues]
+            begins |= {key: queue.next_offset for key, queue in added_queues}
+        return {key: offset for key, offset in begins.items() if key in queues and offset > queues[key].first_offset}
 
     def narrow(self, topic: Topic) -> Topic:
         """Remove the queues of *topic* that only remain to be read; return the topic."""
-        wanted = topic.read_queues_wanted
-        if wanted is None or self._table.get(topic.name) is not topic:
+        read_queues = topic.read_queues_wanted
+        if read_queues is None or self._table.get(topic.name) is not topic:
             return topic
         return self.update(
             topic.name,
-            wanted,
+            read_queues,
             topic.write_queues,
             topic.perm,
             topic.sys_flag,
@@ -386,18 +389,18 @@ class Topics:
 
         Call this after `load`. Returns the topics with such queues.
         """
-        found: list[Topic] = []
+        topics: list[Topic] = []
         for topic in self:
-            used = self.used_queues(topic.name)
-            if used > topic.read_queues and topic.read_queues_wanted is None and not _is_system(topic.name):
-                topic.read_queues_wanted, topic.read_queues = topic.read_queues, used
-                found.append(topic)
-        return found
+            queues_used = self.used_queues(topic.name)
+            if queues_used > topic.read_queues and topic.read_queues_wanted is None and not _is_system(topic.name):
+                topic.read_queues_wanted, topic.read_queues = topic.read_queues, queues_used
+                topics.append(topic)
+        return topics
 
-    def _keep_for_hours(self, topic: Topic, before: int) -> None:
-        """Apply the retention of *topic*, which has been *before* until now. Raises `Refused` if it is too long."""
+    def _keep_for_hours(self, topic: Topic, hours_before: int) -> None:
+        """Apply the retention of *topic*, which was *hours_before*. Raises `Refused` if it is too long."""
         hours, limit = reserve_hours(topic.attributes), self.hours_max
-        if hours == before or _is_system(topic.name):
+        if hours == hours_before or _is_system(topic.name):
             return
         if 0 < limit < hours:
             text = f"topic[{topic.name}] cannot keep messages for {hours} hours (attribute {RESERVE_TIME})"
@@ -409,9 +412,9 @@ class Topics:
     def _check(name: str, read_queues: int, write_queues: int, perm: int) -> None:
         """Raise `Refused` (PARAMETER) unless there can be such a topic."""
         check_name(name)
-        for what, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
+        for field, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
             if not 0 <= count <= QUEUES_MAX:
-                raise Refused(Reason.PARAMETER, f"{what} {count} is out of range; it must be 0 to {QUEUES_MAX}")
+                raise Refused(Reason.PARAMETER, f"{field} {count} is out of range; it must be 0 to {QUEUES_MAX}")
         if not 0 <= perm <= 15:
             raise Refused(
                 Reason.PARAMETER, f"perm {perm} is unknown; it is 2 (write), 4 (read) or 6 (both), and 1 (inherit)"
@@ -471,14 +474,14 @@ class Topics:
         self._table.pop(name, None)
         for tell in self.deleted:
             tell(name)
-        self._moved(None)
+        self._announce_change(None)
         return True
 
     def drop(self, name: str) -> bool:
         """Remove topic *name*, whose deletion is in the log, from the table; return whether it was there."""
         return self._table.pop(name, None) is not None
 
-    def _moved(self, topic: Topic | None) -> None:
+    def _announce_change(self, topic: Topic | None) -> None:
         self.version.next(self._clock)
         self.table.change(removed=topic is None)
         for tell in self.changed:
@@ -501,11 +504,11 @@ class Topics:
         table = parse(data, "topics.json")
         entries = table_in(table, "topicConfigTable", "topics.json").items()
         with reading("topics.json"):
-            found = {name: self._from_json(name, entry) for name, entry in entries}
+            topics = {name: self._from_json(name, entry) for name, entry in entries}
             self.loaded_position = int(table.get(POSITION_KEY, NO_POSITION))
         self.version.load(table.get("dataVersion"))
-        self._table.update(found)
-        for topic in found.values():
+        self._table.update(topics)
+        for topic in topics.values():
             hours = reserve_hours(topic.attributes)
             if hours and not _is_system(topic.name):
                 self._store.upkeep.topic_retention.set_hours(topic.name, hours, loaded=True)
@@ -514,13 +517,13 @@ class Topics:
         return Topic(
             self._store,
             name,
-            int(entry.get("readQueueNums", 16)),
-            int(entry.get("writeQueueNums", 16)),
-            int(entry.get("perm", READ | WRITE)),
-            int(entry.get("topicSysFlag", 0)),
-            bool(entry.get("order", False)),
-            {str(k): str(v) for k, v in (entry.get("attributes") or {}).items()},
-            str(entry.get("topicFilterType", "SINGLE_TAG")),
-            int(entry[WANTED_KEY]) if WANTED_KEY in entry else None,
-            {int(queue_id): int(offset) for queue_id, offset in (entry.get(BEGINS_KEY) or {}).items()},
+            read_queues=int(entry.get("readQueueNums", 16)),
+            write_queues=int(entry.get("writeQueueNums", 16)),
+            perm=int(entry.get("perm", READ | WRITE)),
+            sys_flag=int(entry.get("topicSysFlag", 0)),
+            order=bool(entry.get("order", False)),
+            attributes={str(k): str(v) for k, v in (entry.get("attributes") or {}).items()},
+            filter_type=str(entry.get("topicFilterType", "SINGLE_TAG")),
+            read_queues_wanted=int(entry[WANTED_KEY]) if WANTED_KEY in entry else None,
+            begins={int(queue_id): int(offset) for queue_id, offset in (entry.get(BEGINS_KEY) or {}).items()},
         )
