@@ -204,7 +204,7 @@ def many(count: int) -> tuple[Retained, ManualClock]:
     clock = ManualClock()
     found = Retained(cast(Store, Unread()), clock)
     for number in range(count):
-        found._put(f"{number}", Entry(100 * number, 0, 10, clock.ms + 1000 if number % 2 else 0))
+        found._put_entry(f"{number}", Entry(100 * number, 0, 10, clock.ms + 1000 if number % 2 else 0))
     return found, clock
 
 
@@ -246,7 +246,7 @@ def test_retention_copies_what_it_must_and_looks_at_the_rest_in_slices() -> None
 def test_the_oldest_position_is_known_without_a_search() -> None:
     found, _ = many(3)
     assert found.floor() == 0
-    found._put("0", Entry(900, 900, 1, 0))
+    found._put_entry("0", Entry(900, 900, 1, 0))
     assert found.floor() == 100
     found._remove("1")
     assert found.floor() == 200
@@ -254,7 +254,7 @@ def test_the_oldest_position_is_known_without_a_search() -> None:
     finish_now(restored.restore(b"".join(finish_now(found.freeze())), 0))
     assert restored.floor() == 200
     assert [restored.position(name) for name in ("0", "1", "2")] == [900, -1, 200]
-    restored._put("2", Entry(1000, 1000, 1, 0))
+    restored._put_entry("2", Entry(1000, 1000, 1, 0))
     assert restored.floor() == 900
 
 

@@ -34,7 +34,7 @@ FILTERS = (
 def retained(*names: str) -> Retained:
     found = Retained(cast(Store, None), ManualClock())
     for position, name in enumerate(names):
-        found._put(name, Entry(position, position, 1, 0))
+        found._put_entry(name, Entry(position, position, 1, 0))
     return found
 
 
@@ -111,7 +111,7 @@ def test_a_name_with_many_levels_takes_no_more_than_one_with_few() -> None:
     try:
         before, _ = tracemalloc.get_traced_memory()
         for position, name in enumerate(names):
-            messages._put(name, Entry(position, position, 1, 0))
+            messages._put_entry(name, Entry(position, position, 1, 0))
         assert tracemalloc.get_traced_memory()[0] - before < 500 * count
     finally:
         tracemalloc.stop()
@@ -124,7 +124,7 @@ def test_messages_come_and_go_during_a_search() -> None:
     for number in range(500, 1000):
         del messages._entries[f"{number}/a"]
         messages._names.remove(f"{number}/a")
-    messages._put("later/a", Entry(1, 1, 1, 0))
+    messages._put_entry("later/a", Entry(1, 1, 1, 0))
     found += search
     assert {f"{number}/a" for number in range(500)} <= set(found)
     assert not {f"{number}/a" for number in range(500, 1000)} & set(found)

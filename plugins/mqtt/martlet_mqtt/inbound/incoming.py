@@ -137,7 +137,7 @@ class Incoming:
 
     def _reply(self, packet: Publish, name: Name) -> int:
         """Send a reply to the waiting client; return as `_store`, but 0 if no client waits. Raises as `_store`."""
-        self._count_open(packet.qos == 2)
+        self._check_open_count(packet.qos == 2)
         end = send_reply(self._context, self._gate, packet, name, self._peer.host)
         if packet.qos == 2:
             self._session.hold(INCOMING + packet.packet_id)
@@ -187,13 +187,13 @@ class Incoming:
                 raise
             self._aliases[alias] = name
             return name
-        known = self._aliases.get(alias)
-        if known is None:
-            what = f"topic alias {alias} is not known" if alias else "the topic name is empty"
-            raise MqttError(f"{what}; send the topic name", ReasonCode.PROTOCOL_ERROR)
-        if isinstance(known, str):
-            raise NotAccepted(known, ReasonCode.TOPIC_NAME_INVALID)
-        return known
+        name_or_error = self._aliases.get(alias)
+        if name_or_error is None:
+            problem = f"topic alias {alias} is not known" if alias else "the topic name is empty"
+            raise MqttError(f"{problem}; send the topic name", ReasonCode.PROTOCOL_ERROR)
+        if isinstance(name_or_error, str):
+            raise NotAccepted(name_or_error, ReasonCode.TOPIC_NAME_INVALID)
+        return name_or_error
 
     def _find(self, topic: str) -> Name:
         """Return the `Name` of *topic*. Raises `MqttError`; after a `NotAccepted` the connection stays open."""
@@ -207,7 +207,7 @@ class Incoming:
         """Store *packet*; return the log position for `Peer.hold_until`. Raises `Refused` and `MqttError`."""
         changes = None
         if packet.qos == 2:
-            self._count_open(1)
+            self._check_open_count(1)
             changes = self._session.changes()
             changes.hold(INCOMING + packet.packet_id)
         context, gate, host = self._context, self._gate, self._peer.host
@@ -227,8 +227,8 @@ class Incoming:
             gate.note_unawaited(name.topic, 1, end)
         return end
 
-    def _count_open(self, more: int) -> None:
-        if self._open + more > self._receive_max:
+    def _check_open_count(self, count: int) -> None:
+        if self._open + count > self._receive_max:
             key = "mqtt.receive_max" if self._version == V5 else "the limit of MQTT 3"
             text = f"more than {self._receive_max} messages of QoS 2 are not released; {key} is that"
             raise MqttError(text, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
@@ -295,7 +295,7 @@ class Incoming:
     def _acknowledge_new(self, packet: Publish) -> None:
         """Acknowledge *packet*, which repeats no other, without storing it. Raises as `acknowledge`."""
         if packet.qos == 2:
-            self._count_open(1)
+            self._check_open_count(1)
             self._session.hold(INCOMING + packet.packet_id)
             self._open += 1
             self._peer.hold_until(self._session.until)
@@ -327,9 +327,9 @@ class Incoming:
             return
         result = self._gate.publish_all(self._items(run, queues, range(len(run.ends))))
         if result.refused or result.rolled:
-            self._answer_partly(run, result)
+            self._answer_each(run, result)
         else:
-            self._answer_stored(run, result.positions, result.end)
+            self._acknowledge_run(run, result.positions, result.end)
 
     def _queues_of(self, names: Sequence[Name]) -> dict[Name, Queue] | None:
         """Return the queue of each of *names*; None if the messages must be published one by one."""
@@ -353,15 +353,15 @@ class Incoming:
             queues_by_name[name] = queues[place] = queue
         return queues_by_name
 
-    def _items(self, run: PublishRun, queues: dict[Name, Queue], which: Sequence[int]) -> list[AppendItem]:
+    def _items(self, run: PublishRun, queues: dict[Name, Queue], indexes: Sequence[int]) -> list[AppendItem]:
         born_ms, host, qos = self._context.broker.clock.now_ms(), self._peer.host, run.qos
         names, bodies = run.names, run.bodies
         return [
             (queues[name], bodies[index], name.properties[qos], name.code, 0, 0, born_ms, host, 0, 0)
-            for index, name in ((index, names[index]) for index in which)
+            for index, name in ((index, names[index]) for index in indexes)
         ]
 
-    def _answer_stored(self, run: PublishRun, positions: Sequence[int], end: int) -> None:
+    def _acknowledge_run(self, run: PublishRun, positions: Sequence[int], end: int) -> None:
         self._context.counters.stored += len(run.ends)
         self._share_frames(run, positions)
         if run.qos:
@@ -370,13 +370,13 @@ class Incoming:
         else:
             self._gate.note_unawaited(run.names[0].topic, len(run.ends), end)
 
-    def _answer_partly(self, run: PublishRun, result: AppendResult) -> None:
+    def _answer_each(self, run: PublishRun, result: AppendResult) -> None:
         """Answer each message of a run of which the store refused some messages, or committed some already."""
         for index in range(len(run.ends)):
-            refused = result.refused.get(index)
+            refusal = result.refused.get(index)
             packet = self._packet(run, index)
-            if refused is not None:
-                self._refuse(packet, refused)
+            if refusal is not None:
+                self._refuse(packet, refusal)
             else:
                 self._context.counters.stored += 1
                 if run.qos:
@@ -400,28 +400,28 @@ class Incoming:
         """Store the new messages of a run of QoS 2, in one atomic group with their identifiers."""
         session, flight = self._session, self._session.flight
         ids = [int.from_bytes(each) for each in run.ids]
-        seen: set[int] = set()
-        which: list[int] = []
+        new_ids: set[int] = set()
+        new_indexes: list[int] = []
         for index, packet_id in enumerate(ids):
-            if INCOMING + packet_id not in flight and packet_id not in seen:
-                seen.add(packet_id)
-                which.append(index)
-        if not which:
+            if INCOMING + packet_id not in flight and packet_id not in new_ids:
+                new_ids.add(packet_id)
+                new_indexes.append(index)
+        if not new_indexes:
             self._answer_qos2(run, NEXT_COMMIT)  # as in `publish`
             return
-        self._count_open(len(which))
+        self._check_open_count(len(new_indexes))
         changes = session.changes()
-        _hold_all(changes, [ids[index] for index in which])
+        _hold_all(changes, [ids[index] for index in new_indexes])
         try:
-            items = self._items(run, queues, which)
+            items = self._items(run, queues, new_indexes)
             result = self._gate.publish_all(items, atomic=True, notes=changes.notes)
         except Refused:
             self._publish_singly(run)
             return
         changes.apply()
-        self._open += len(which)
-        self._context.counters.stored += len(which)
-        if len(which) == len(ids):
+        self._open += len(new_indexes)
+        self._context.counters.stored += len(new_indexes)
+        if len(new_indexes) == len(ids):
             self._share_frames(run, result.positions)
         self._answer_qos2(run, result.end)
 
@@ -449,25 +449,25 @@ class Incoming:
     def released(self, ids: Sequence[int]) -> None:
         """Release the messages with *ids*, and answer PUBCOMP. Raises `Refused`."""
         session, flight = self._session, self._session.flight
-        known = dict.fromkeys([packet_id for packet_id in ids if INCOMING + packet_id in flight])
-        for first, count in ranges_of(list(known)):
-            session.acknowledge(INCOMING + first, count)
+        known_ids = dict.fromkeys([packet_id for packet_id in ids if INCOMING + packet_id in flight])
+        for first_id, count in ranges_of(list(known_ids)):
+            session.acknowledge(INCOMING + first_id, count)
         if self._connection.state is State.ENDED:
             return  # an earlier commit failed, so the stored session still has these identifiers
-        self._open -= len(known)
+        self._open -= len(known_ids)
         self._peer.hold_until(session.until)
         self._context.counters.answers += len(ids)
-        if len(known) == len(ids) or self._version != V5:
+        if len(known_ids) == len(ids) or self._version != V5:
             self._peer.send(b"".join([b"\x70\x02" + packet_id.to_bytes(2) for packet_id in ids]))
             return
         for packet_id in ids:
-            reason = ReasonCode.SUCCESS if packet_id in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            reason = ReasonCode.SUCCESS if packet_id in known_ids else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
             self._peer.send(encode_packet(Ack(PacketType.PUBCOMP, packet_id, reason), V5))
 
 
 def _hold_all(changes: JointChanges, ids: Sequence[int]) -> None:
-    for first, count in ranges_of(ids):
-        changes.hold(INCOMING + first, count)
+    for first_id, count in ranges_of(ids):
+        changes.hold(INCOMING + first_id, count)
 
 
 def replaced(answer: Buffer, refused: Refused, version: int) -> bytes | None:

@@ -38,10 +38,10 @@ class Aliases:
         self._max = alias_max
         self._numbers: dict[bytes, int] = {}
 
-    def shorten(self, frame: bytes, more: int = 0) -> bytes:
+    def shorten(self, frame: bytes, payload_bytes: int = 0) -> bytes:
         """Return *frame*, a PUBLISH of MQTT 5, with an alias; without its name if the client knows the alias.
 
-        *more* bytes of the payload follow the frame.
+        A payload of *payload_bytes* follows the frame.
         """
         _, at = decode_varint(frame, 1)
         end = at + 2 + (frame[at] << 8 | frame[at + 1])
@@ -57,10 +57,10 @@ class Aliases:
         id_end = end + (2 if frame[0] & 6 else 0)
         size, begin = decode_varint(frame, id_end)
         properties = _ALIAS + U16.pack(number) + frame[begin : begin + size]
-        sent = b"" if is_known else name
-        rest = U16.pack(len(sent)) + sent + frame[end:id_end] + encode_varint(len(properties)) + properties
-        rest += frame[begin + size :]
-        return frame[:1] + encode_varint(len(rest) + more) + rest
+        name_sent = b"" if is_known else name
+        content = U16.pack(len(name_sent)) + name_sent + frame[end:id_end] + encode_varint(len(properties)) + properties
+        content += frame[begin + size :]
+        return frame[:1] + encode_varint(len(content) + payload_bytes) + content
 
 
 @final
@@ -88,18 +88,18 @@ class ClientFrames:
     def of_run(self, run: Run, grants: tuple[Grant, ...], shape: Shape) -> Frames:
         """Return the frames of *run*, which matches *grants* with their *shape*. Raises `Refused`."""
         if shape.selects:
-            return self._selected(run, grants)
+            return self._select_frames(run, grants)
         frames = run.frames(shape.encoding)
         if not frames.is_whole or self._aliases is not None or frames.size > self._packet_bytes_max:
-            return self._one_by_one(run, frames, grants, shape)
+            return self._encode_singly(run, frames, grants, shape)
         return frames
 
-    def fitting(self, frame: bytes, more: int = 0) -> bytes:
-        """Return *frame*; empty if it, with *more* bytes after it, is larger than the client accepts.
+    def fitting(self, frame: bytes, payload_bytes: int = 0) -> bytes:
+        """Return *frame*; empty if it is larger than the client accepts, with the *payload_bytes* after it.
 
         [MQTT-3.1.2-24, MQTT-3.1.2-25]
         """
-        if len(frame) + more <= self._packet_bytes_max:
+        if len(frame) + payload_bytes <= self._packet_bytes_max:
             return frame
         self._context.counters.oversize += 1
         return b""
@@ -111,13 +111,13 @@ class ClientFrames:
     def _choose(self, grants: tuple[Grant, ...]) -> Callable[[RecordView], tuple[Grant, ...]]:
         return chooser(self._context.broker, grants)
 
-    def _shortened(self, frame: bytes, more: int) -> bytes:
+    def _shorten(self, frame: bytes, payload_bytes: int) -> bytes:
         """Return *frame* with an alias, if the client uses aliases and accepts the added bytes."""
-        if not frame or self._aliases is None or len(frame) + more + ALIAS_BYTES > self._packet_bytes_max:
+        if not frame or self._aliases is None or len(frame) + payload_bytes + ALIAS_BYTES > self._packet_bytes_max:
             return frame
-        return self._aliases.shorten(frame, more)
+        return self._aliases.shorten(frame, payload_bytes)
 
-    def _one_by_one(self, run: Run, frames: Frames, grants: tuple[Grant, ...], shape: Shape) -> Frames:
+    def _encode_singly(self, run: Run, frames: Frames, grants: tuple[Grant, ...], shape: Shape) -> Frames:
         """Return the frames of a run for this client, from the shared *frames* where these are not empty."""
         own, is_same = _FrameList(), self._aliases is None
         messages = run.decoded(self._arrived_in) if not frames.is_whole else []
@@ -127,37 +127,39 @@ class ClientFrames:
             payload = frames.payloads.get(index, b"") if frames.payloads is not None else b""
             if start == end:
                 arrived = messages[index]
-                frame = self._alone(arrived, grants, shape, now_ms)
+                frame = self._encode_for_client(arrived, grants, shape, now_ms)
                 if arrived is not None:
                     payload, is_same = arrived.large, is_same and arrived.is_plain
             start = end
             self._add(own, frame, payload)
-        whole = own.frames()
-        if is_same and whole.is_whole:
-            run.keep(shape.encoding.name, whole)
-        return whole
+        own_frames = own.frames()
+        if is_same and own_frames.is_whole:
+            run.keep(shape.encoding.name, own_frames)
+        return own_frames
 
-    def _selected(self, run: Run, grants: tuple[Grant, ...]) -> Frames:
+    def _select_frames(self, run: Run, grants: tuple[Grant, ...]) -> Frames:
         """Return the frames of a run, empty for messages that the selectors of *grants* reject."""
         selected = _FrameList()
         choose, now_ms = self._choose(grants), self._context.broker.clock.now_ms()
         for record, arrived in zip(run.records(), run.decoded(self._arrived_in), strict=True):
             accepting, frame = choose(record), b""
             if accepting:
-                frame = self._alone(arrived, accepting, self.shape(accepting), now_ms)
+                frame = self._encode_for_client(arrived, accepting, self.shape(accepting), now_ms)
             self._add(selected, frame, arrived.large if arrived is not None else b"")
         return selected.frames()
 
     def _add(self, frames: "_FrameList", frame: bytes, payload: bytes) -> None:
         """Add *frame*, followed by *payload*, to *frames*; shortened if the client uses aliases, empty if too large."""
         if frame:
-            frame = self._shortened(self.fitting(frame, len(payload)), len(payload))
+            frame = self._shorten(self.fitting(frame, len(payload)), len(payload))
         frames.add(frame, payload)
 
     def _arrived_in(self, records: Buffer) -> Sequence[Arrived | None]:
         return arrived_in(records, self._context.broker.delivered_bytes_max)
 
-    def _alone(self, arrived: Arrived | None, grants: tuple[Grant, ...], shape: Shape, now_ms: int) -> bytes:
+    def _encode_for_client(
+        self, arrived: Arrived | None, grants: tuple[Grant, ...], shape: Shape, now_ms: int
+    ) -> bytes:
         if arrived is None:
             self._context.counters.unreadable += 1
             return b""

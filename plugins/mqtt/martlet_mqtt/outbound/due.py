@@ -119,26 +119,26 @@ class DueMessages:
 
     def collect(self, budget_bytes: int) -> int:
         """Send about *budget_bytes* of messages already read, and read more; return the bytes sent."""
-        size, sent = 0, dict[str, Due]()
+        size, last_sent = 0, dict[str, Due]()
         while self._ready and size < budget_bytes and self._flight.room() > 0:
             due, record = self._ready.popleft()
-            size += self._send(due, record)
+            size += self._send_due(due, record)
             if record is not None:
                 size += PROPERTY_BYTES * property_cost(record, 0)
             if due.wanted is not None:
-                sent[due.wanted.grant.subscription.topic_filter] = due
-        for topic_filter, due in sent.items():
-            self._note_sent(topic_filter, due)
+                last_sent[due.wanted.grant.subscription.topic_filter] = due
+        for topic_filter, due in last_sent.items():
+            self._store_progress(topic_filter, due)
         if not self:
             self._resent = None
         elif not self._ready and not self._is_reading:
             self._is_reading = True
-            self._peer.start(self._read)
+            self._peer.start(self._read_ahead)
         elif self._ready and size >= budget_bytes:
             self._peer.wake()
         return size
 
-    async def _read(self) -> None:
+    async def _read_ahead(self) -> None:
         """Read some due messages from the log."""
         if self._resent is None and any(due.number for due in self._due):
             self._resent = await self._context.broker.turns.finish(self._index_filters())
@@ -152,11 +152,11 @@ class DueMessages:
                 await trio.lowlevel.checkpoint()
                 continue
             due = self._due[0]
-            entry = self._entry_of(due)
-            record = await self._record_of(due, entry)
+            entry = self._find_entry(due)
+            record = await self._read_record(due, entry)
             if not self._due or self._due[0] is not due:
                 continue  # the client unsubscribed meanwhile
-            if record is None and self._entry_of(due) != entry:
+            if record is None and self._find_entry(due) != entry:
                 continue  # retention moved the record meanwhile
             self._due.popleft()
             if entry is not None:
@@ -167,7 +167,7 @@ class DueMessages:
         self._is_reading = False
         self._peer.wake()
 
-    async def _record_of(self, due: Due, entry: Entry | None) -> bytes | None:
+    async def _read_record(self, due: Due, entry: Entry | None) -> bytes | None:
         """Return the record of *due*, a message in flight or the retained message *entry*; None if there is none."""
         store, retained = self._context.broker.store, self._context.retained
         if due.wanted is not None:
@@ -201,7 +201,7 @@ class DueMessages:
                 return
             self._due.append(Due(0, 0, name, wanted))
 
-    def _entry_of(self, due: Due) -> Entry | None:
+    def _find_entry(self, due: Due) -> Entry | None:
         """Return the retained message of *due*; None if it is no longer due, or if *due* is in flight."""
         wanted, entry = due.wanted, self._context.retained.get(due.name)
         if wanted is None or entry is None:
@@ -209,7 +209,7 @@ class DueMessages:
         # The origin counts: the hidden copy follows the message directly, and a part may end between the two.
         return entry if wanted.rest.start < entry.origin <= wanted.rest.end else None
 
-    def _send(self, due: Due, record: bytes | None) -> int:
+    def _send_due(self, due: Due, record: bytes | None) -> int:
         """Send one due message; return its size in bytes."""
         number = due.number
         if due.wanted is not None and not due.name:
@@ -220,24 +220,24 @@ class DueMessages:
         if record is None:
             self._context.counters.removed += 1
         else:
-            frame = self._frame_of(record, due)
+            frame = self._encode(record, due)
         if number:
             self._send_again(number, frame)
         elif frame:
             self._flight.number_and_send(bytearray(frame), [0], [due.position], self._session.position, RETAINED)
         return len(frame)
 
-    def _note_sent(self, topic_filter: str, due: Due) -> None:
+    def _store_progress(self, topic_filter: str, due: Due) -> None:
         """Store the progress of retained messages in the session: sent up to *due*, or all if *due* marks their end."""
-        stored, wanted = self._session.filters.get(topic_filter, b""), due.wanted
-        if wanted is None or rest_of(stored) is None:
+        options, wanted = self._session.filters.get(topic_filter, b""), due.wanted
+        if wanted is None or rest_of(options) is None:
             return  # the session does not outlive the connection, or stores no progress of this filter
         rest: Rest | None = wanted.rest._replace(name=due.name)
         if not due.name:
-            _, end, last, _ = wanted.rest
-            rest = Rest(end, last, last) if last > end else None
+            _, end, last_end, _ = wanted.rest
+            rest = Rest(end, last_end, last_end) if last_end > end else None
         try:
-            self._session.record_progress(topic_filter, options_of(grant_of(topic_filter, stored), rest))
+            self._session.record_progress(topic_filter, options_of(grant_of(topic_filter, options), rest))
         except Refused as refused:
             if refused.reason not in NO_ROOM:
                 raise
@@ -251,7 +251,7 @@ class DueMessages:
         self._peer.send(data)
         self._context.counters.delivered += 1
 
-    def _frame_of(self, record: bytes, due: Due) -> bytes:
+    def _encode(self, record: bytes, due: Due) -> bytes:
         _, _, sys_flag, body, properties = parts(record)[0]
         arrived = to_deliver(sys_flag, body, properties, self._context.broker.delivered_bytes_max)
         if arrived is None:
@@ -289,8 +289,8 @@ class DueMessages:
         matching = self._resent.match(name)
         own = self._frames.chosen(cast("tuple[Grant, ...]", matching.get(False) or ()), record)
         grants = own or self._frames.chosen(cast("tuple[Grant, ...]", matching.get(True) or ()), record)
-        same = replace(grants[0].subscription, qos=qos) if grants else FilterSubscription("", qos)
-        return Grant(same, grants[0].identifier if grants else 0), *grants[1:]
+        subscription = replace(grants[0].subscription, qos=qos) if grants else FilterSubscription("", qos)
+        return Grant(subscription, grants[0].identifier if grants else 0), *grants[1:]
 
 
 def _is_for(due: Due, topic_filter: str) -> bool:

@@ -132,11 +132,11 @@ class Flight:
             return
         base, at = flags | (QOS2 if qos == 2 else 0), 0
         while at < count:
-            first, taken = self.take_ids(count - at)
-            last = at + taken
-            number_frames(data, starts[at:last], range(first, first + taken))
-            session.hand_out(base + first, positions[at:last], end if last == count else positions[last])
-            at = last
+            first_id, id_count = self.take_ids(count - at)
+            next_at = at + id_count
+            number_frames(data, starts[at:next_at], range(first_id, first_id + id_count))
+            session.hand_out(base + first_id, positions[at:next_at], end if next_at == count else positions[next_at])
+            at = next_at
         self._peer.hold_until(session.until)
         self._send(data, payloads)
 
@@ -148,15 +148,15 @@ class Flight:
 
     def take_ids(self, count: int) -> tuple[int, int]:
         """Take up to *count* consecutive free identifiers; return the first, and their number."""
-        used, first = self._used, self._next_id
-        while first > IDS_MAX or first in used:
-            first = first + 1 if first < IDS_MAX else 1
-        last = first + 1
-        while last < first + count and last <= IDS_MAX and last not in used:
-            last += 1
-        used.update(range(first, last))
-        self._next_id = last
-        return first, last - first
+        used, first_id = self._used, self._next_id
+        while first_id > IDS_MAX or first_id in used:
+            first_id = first_id + 1 if first_id < IDS_MAX else 1
+        end_id = first_id + 1
+        while end_id < first_id + count and end_id <= IDS_MAX and end_id not in used:
+            end_id += 1
+        used.update(range(first_id, end_id))
+        self._next_id = end_id
+        return first_id, end_id - first_id
 
     # acknowledgements
 
@@ -177,20 +177,20 @@ class Flight:
         session, flight, at, count = self._session, self._session.flight, 0, len(ids)
         unknown: list[int] = []
         while at < count:
-            first = last = ids[at]
-            if base + first not in flight:
-                unknown.append(first)
+            first_id = last_id = ids[at]
+            if base + first_id not in flight:
+                unknown.append(first_id)
                 at += 1
                 continue
             at += 1
-            while at < count and ids[at] == last + 1 and base + last + 1 in flight:
-                last += 1
+            while at < count and ids[at] == last_id + 1 and base + last_id + 1 in flight:
+                last_id += 1
                 at += 1
-            session.acknowledge(base + first, last - first + 1)
-            freed = range(first, last + 1)
-            self._used.difference_update(freed)
+            session.acknowledge(base + first_id, last_id - first_id + 1)
+            freed_ids = range(first_id, last_id + 1)
+            self._used.difference_update(freed_ids)
             if self._unsent:
-                self._unsent.difference_update(freed)
+                self._unsent.difference_update(freed_ids)
         return unknown
 
     def received(self, ids: Sequence[int], reason: int) -> list[int]:
@@ -198,29 +198,30 @@ class Flight:
 
         The answer PUBREL leaves once the note of the receipt is durable [MQTT-4.3.3-4].
         """
-        session, numbers, unknown = self._session, self._session.flight, list[int]()
-        known: list[int] = []
+        session, flight, unknown = self._session, self._session.flight, list[int]()
+        known_numbers: list[int] = []
         for packet_id in ids:
-            number = QOS2 + packet_id if QOS2 + packet_id in numbers else QOS2 + RETAINED + packet_id
-            if number not in numbers:
+            number = QOS2 + packet_id if QOS2 + packet_id in flight else QOS2 + RETAINED + packet_id
+            if number not in flight:
                 unknown.append(packet_id)
                 continue
-            known.append(number)
-        self._unsent.difference_update([number & IDS_MAX for number in known])
+            known_numbers.append(number)
+        self._unsent.difference_update([number & IDS_MAX for number in known_numbers])
         if reason >= ReasonCode.UNSPECIFIED_ERROR:
-            self._end(dict.fromkeys(known))
-        elif known:
-            for first, count in ranges_of([number for number in dict.fromkeys(known) if numbers[number] != NO_MESSAGE]):
-                session.hold(first, count)
+            self._free(dict.fromkeys(known_numbers))
+        elif known_numbers:
+            with_message = [number for number in dict.fromkeys(known_numbers) if flight[number] != NO_MESSAGE]
+            for first_number, count in ranges_of(with_message):
+                session.hold(first_number, count)
             if not self._is_closed:  # otherwise a failed commit lost the session
                 self._peer.hold_until(session.until)
-                self._send_releases(known)
+                self._send_releases(known_numbers)
         self._peer.wake()
         return unknown
 
-    def _end(self, numbers: Collection[int]) -> None:
-        for first, count in ranges_of(numbers):
-            self._session.acknowledge(first, count)
+    def _free(self, numbers: Collection[int]) -> None:
+        for first_number, count in ranges_of(numbers):
+            self._session.acknowledge(first_number, count)
         self._used.difference_update([number & IDS_MAX for number in numbers])
 
 

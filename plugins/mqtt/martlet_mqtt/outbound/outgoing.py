@@ -257,8 +257,8 @@ class Outgoing:
 
     def _end_catching_up(self) -> None:
         """Send the retained messages that had to wait until the client had caught up."""
-        later, self._later = self._later, {}
-        for grant, rest in later.values():
+        waiting_retained, self._later = self._later, {}
+        for grant, rest in waiting_retained.values():
             self._due.add_retained(grant, rest)
 
     def _deliver(self, run: Run, grants: tuple[Grant, ...]) -> None:
@@ -273,27 +273,27 @@ class Outgoing:
                 self._peer.send(*with_payloads(frames.data, payloads_of(frames, 0, run.count)))
             return
         data, ends, positions = frames.data, frames.ends, run.positions()
-        first, count = 0, run.count
-        while first < count:
-            start = ends[first - 1] if first else 0
-            if start == ends[first]:
-                first += 1
+        index, count = 0, run.count
+        while index < count:
+            start = ends[index - 1] if index else 0
+            if start == ends[index]:
+                index += 1
                 continue
             qos = data[start] & 6
-            last = first + 1
-            while last < count and ends[last] > ends[last - 1] and data[ends[last - 1]] & 6 == qos:
-                last += 1
+            end_index = index + 1
+            while end_index < count and ends[end_index] > ends[end_index - 1] and data[ends[end_index - 1]] & 6 == qos:
+                end_index += 1
             if qos:
-                starts = [start, *ends[first : last - 1]]
-                end = positions[last] if last < count else run.end
-                numbered, payloads = bytearray(data[start : ends[last - 1]]), payloads_of(frames, first, last)
+                starts = [start, *ends[index : end_index - 1]]
+                end = positions[end_index] if end_index < count else run.end
+                packets, payloads = bytearray(data[start : ends[end_index - 1]]), payloads_of(frames, index, end_index)
                 starts = [each - start for each in starts]
-                self.flight.number_and_send(numbered, starts, positions[first:last], end, 0, payloads)
+                self.flight.number_and_send(packets, starts, positions[index:end_index], end, 0, payloads)
             else:
-                counters.delivered += last - first
-                part = data[start : ends[last - 1]]
-                self._peer.send(*with_payloads(part, payloads_of(frames, first, last)))
-            first = last
+                counters.delivered += end_index - index
+                frames_data = data[start : ends[end_index - 1]]
+                self._peer.send(*with_payloads(frames_data, payloads_of(frames, index, end_index)))
+            index = end_index
 
     # shared subscriptions
 
@@ -314,9 +314,9 @@ class Outgoing:
             else:
                 self.shares.lease(packet_id, Leased(member, queue_id, offset))
                 flags = DUPLICATE if delivery.delivery > 1 else 0  # perhaps to this session [MQTT-3.3.1-1]
-            numbered = bytearray(frame)
-            number_frames(numbered, [0], [packet_id], flags)
-            self._peer.send(numbered)
+            packet = bytearray(frame)
+            number_frames(packet, [0], [packet_id], flags)
+            self._peer.send(packet)
             self._context.counters.delivered += 1
 
     def _hand_over(self, member: Member, delivery: Delivery, offset: int, position: int, packet_id: int) -> None:

@@ -153,25 +153,25 @@ class SharedSubscriptions:
 
     def add(self, grant: Grant, shared: SharedFilter) -> None:
         """Join a group, or change the grant; a refusal changes nothing. Raises `Refused`."""
-        before = self._members.get(grant.subscription.topic_filter)
+        previous = self._members.get(grant.subscription.topic_filter)
         try:
             self._join(grant, shared)
         except Refused:
-            if before is None:
+            if previous is None:
                 raise
             self.remove(grant.subscription.topic_filter)  # a single member may choose another selector
-            self._join_or_return(grant, shared, before)
+            self._join_or_restore(grant, shared, previous)
         else:
-            self._leave(before[0] if before is not None else ())
+            self._leave(previous[0] if previous is not None else ())
         self._context.shared_lately.add(group_of(shared))
 
-    def _join_or_return(self, grant: Grant, shared: SharedFilter, before: tuple[list[Member], Grant]) -> None:
-        """Join the group; if that is refused, join again as *before*. Raises `Refused`."""
+    def _join_or_restore(self, grant: Grant, shared: SharedFilter, previous: tuple[list[Member], Grant]) -> None:
+        """Join the group; if that is refused, join again as *previous*. Raises `Refused`."""
         try:
             self._join(grant, shared)
         except Refused:
-            if not any(member.group.gone for member in before[0]):
-                self._join(before[1], shared)
+            if not any(member.group.gone for member in previous[0]):
+                self._join(previous[1], shared)
             raise
 
     def _join(self, grant: Grant, shared: SharedFilter) -> None:
@@ -188,10 +188,10 @@ class SharedSubscriptions:
         context.ensure_topics()
         peer = _Waker(self, self._peer, grant.subscription.topic_filter)
         members: list[Member] = []
-        needed = context.feed.topics_of(shared.topic_filter)
+        required_topics = context.feed.topics_of(shared.topic_filter)
         try:
             for topic in context.feed.topics:
-                with _passing_over_denied() if topic not in needed else nullcontext():
+                with _skip_denied_topic() if topic not in required_topics else nullcontext():
                     members.append(self._gate.join(peer, topic, group_of(shared), encoding, membership, POLICY))
         except Refused:
             self._leave(members)
@@ -240,8 +240,8 @@ class SharedSubscriptions:
         return unshared
 
     def _leave_settled(self) -> None:
-        held = {leased.member for leased in self._leased.values()}
-        for member in self._leaving - held:
+        holding_members = {leased.member for leased in self._leased.values()}
+        for member in self._leaving - holding_members:
             self._leaving.discard(member)
             member.leave()
 
@@ -262,8 +262,8 @@ class SharedSubscriptions:
 
         One call handles a limited number of groups and messages, and wakes the peer for the others.
         """
-        left, full = STEPS_A_TURN, dict[str, None]()
-        while self._due and left > 0 and budget_bytes > 0:
+        steps_left, full_filters = STEPS_A_TURN, dict[str, None]()
+        while self._due and steps_left > 0 and budget_bytes > 0:
             topic_filter = next(iter(self._due))
             del self._due[topic_filter]
             members, grant = self._members.get(topic_filter, ([], None))
@@ -272,26 +272,26 @@ class SharedSubscriptions:
             if any(member.group.gone for member in members):
                 members = self._join_again(grant)
             for member in members:
-                left -= STEPS_A_GROUP
-                free = room() if grant.subscription.qos else MESSAGES_A_TURN
-                member.credit = min(free, max(left // STEPS_OF[grant.subscription.qos], 1))
-                if free <= 0:
+                steps_left -= STEPS_A_GROUP
+                messages_max = room() if grant.subscription.qos else MESSAGES_A_TURN
+                member.credit = min(messages_max, max(steps_left // STEPS_OF[grant.subscription.qos], 1))
+                if messages_max <= 0:
                     member.pass_on()
-                    full[topic_filter] = None
+                    full_filters[topic_filter] = None
                     continue
                 for delivery in member.collect(budget_bytes):
-                    left -= STEPS_A_READ + delivery.count * STEPS_OF[grant.subscription.qos]
+                    steps_left -= STEPS_A_READ + delivery.count * STEPS_OF[grant.subscription.qos]
                     budget_bytes -= len(delivery.data)
                     yield member, grant, delivery
                 if member.credit <= 0:
                     self._due[topic_filter] = None  # the group may have more messages
         if self._due:
             self._peer.wake()
-        self._due.update(full)  # an acknowledgement makes room, and wakes the peer
+        self._due.update(full_filters)  # an acknowledgement makes room, and wakes the peer
 
 
 @contextmanager
-def _passing_over_denied() -> Iterator[None]:
+def _skip_denied_topic() -> Iterator[None]:
     """Skip a topic that the client may not read, in which no name should match its filter."""
     try:
         yield

@@ -234,13 +234,13 @@ class Handshake:
 
     def _take_over(self, client_id: str) -> None:
         """Disconnect another client of this identifier [MQTT-3.1.4-3]. Raises `MqttError` if another user has it."""
-        other = self._context.clients.get(client_id)
-        if other is None:
+        holder = self._context.clients.get(client_id)
+        if holder is None:
             return
-        if other.identity != self._peer.identity:
+        if holder.identity != self._peer.identity:
             text = f"client identifier {client_id[:80]!r} belongs to somebody else; choose another one"
             raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
-        other.lose("another connection uses the client identifier")
+        holder.lose("another connection uses the client identifier")
 
     def _open_session(
         self, gate: Gate, connect: Connect, expiry_s: int | None, *, is_known: bool

@@ -140,7 +140,9 @@ class Retained:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._entries: Pages[str, int] = Pages()  # by name, in the order of positions, each `_packed` into one number
+        self._entries: Pages[str, int] = (
+            Pages()
+        )  # by name, in the order of positions, each packed into one number by `_pack`
         self._names = SortedNames()
         self.bytes = 0
         self._expiring = 0  # number of entries with an expiry
@@ -159,51 +161,51 @@ class Retained:
 
         A message no larger than its predecessor is always accepted.
         """
-        self._forget_undone(self._next_offset())
-        before = self._newest_size(name)
-        count, total = self._planned_count, self._planned_bytes + size - before
-        if not before and count >= count_max:
+        self._forget_lost(self._next_offset())
+        size_before = self._newest_size(name)
+        count, total = self._planned_count, self._planned_bytes + size - size_before
+        if not size_before and count >= count_max:
             raise Refused(Reason.BUSY, f"{count} messages are retained; mqtt.retained_max is {count_max}")
-        if size > before and total > bytes_max:
+        if size > size_before and total > bytes_max:
             text = f"the retained messages would take {total} bytes, {size} of them for {name[:80]!r}"
             raise Refused(Reason.BUSY, f"{text}; mqtt.retained_bytes_max is {bytes_max}")
 
     def appended(self, name: str, size: int, end: int) -> None:
         """Note that a message of *size* for *name* was just appended; its atomic group ends at log position *end*."""
         offset = self._next_offset() - 1
-        self._forget_undone(offset)
-        before = self._newest_size(name)
+        self._forget_lost(offset)
+        size_before = self._newest_size(name)
         self._ahead.add(name, Appended(offset, end, size))
-        self._plan(name, before)
+        self._update_plan(name, size_before)
 
     def _next_offset(self) -> int:
         """Return the offset after the newest message that was appended."""
         queue = self._store.queues.find(RETAINED_TOPIC, 0)
         return queue.next_offset if queue is not None else 0
 
-    def _forget_undone(self, offset: int) -> None:
+    def _forget_lost(self, offset: int) -> None:
         """Forget earlier messages at *offset* and above: their commit failed, and their offsets are free again."""
         ahead = self._ahead
         while ahead and ahead.newest_offset() >= offset:
             name = ahead.last()
-            before = self._newest_size(name)
+            size_before = self._newest_size(name)
             ahead.drop_last()
-            self._plan(name, before)
+            self._update_plan(name, size_before)
 
     def _forget_applied(self, offset: int) -> None:
         """Forget messages up to *offset*, inclusive: each is applied, or its record is damaged."""
         ahead = self._ahead
         while ahead and ahead.oldest_offset() <= offset:
             name = ahead.first()
-            before = self._newest_size(name)
+            size_before = self._newest_size(name)
             ahead.drop_first()
-            self._plan(name, before)
+            self._update_plan(name, size_before)
 
-    def _plan(self, name: str, before: int) -> None:
-        """Update the planned count and bytes after the newest size for *name* changed from *before*, 0 for none."""
+    def _update_plan(self, name: str, size_before: int) -> None:
+        """Update the planned count and bytes after the newest size for *name* changed from *size_before* (0: none)."""
         size = self._newest_size(name)
-        self._planned_count += bool(size) - bool(before)
-        self._planned_bytes += size - before
+        self._planned_count += bool(size) - bool(size_before)
+        self._planned_bytes += size - size_before
 
     def _newest_size(self, name: str) -> int:
         """Return the size of the newest message of *name*, which may not be applied yet; 0 for none."""
@@ -218,7 +220,7 @@ class Retained:
     def get(self, name: str) -> Entry | None:
         """Return the retained message of *name*; None if there is none."""
         entry = self._entries.get(name)
-        return None if entry is None else _unpacked(entry)
+        return None if entry is None else _unpack(entry)
 
     def position(self, name: str) -> int:
         """Return the log position of the retained message of *name*; -1 if there is none."""
@@ -276,9 +278,9 @@ class Retained:
         """Remove the message of *name* if it has expired; return whether it had."""
         if not 0 < self._entries.get(name, 0) >> EXPIRY_SHIFT <= self._clock.now_ms():
             return False
-        before = self._newest_size(name)
+        size_before = self._newest_size(name)
         self._remove(name)
-        self._plan(name, before)
+        self._update_plan(name, size_before)
         return True
 
     # the projection
@@ -287,23 +289,24 @@ class Retained:
         for record in records:
             name = record.property("TAGS") or ""
             self._forget_applied(record.queue_offset)
-            before = self._newest_size(name)
+            size_before = self._newest_size(name)
             if record.body and record.property("MQTT_PAYLOAD_BYTES") != "0":
                 origin, size = record.prepared_position or record.position, size_of(record.body, record.properties)
-                self._put(name, Entry(record.position, origin, size, _expires_ms(record)))
+                self._put_entry(name, Entry(record.position, origin, size, _expires_ms(record)))
             elif name in self._entries:
                 self._remove(name)
-            self._plan(name, before)
+            self._update_plan(name, size_before)
 
-    def _put(self, name: str, entry: Entry) -> None:
-        before = self._entries.pop(name)  # added again below, so that it becomes the last one
-        if before is None:
+    def _put_entry(self, name: str, entry: Entry) -> None:
+        """Make *entry* the retained message of *name*, and the last one in the order of positions."""
+        previous = self._entries.pop(name)  # added again below, so that it becomes the last one
+        if previous is None:
             self._names.add(name)
         else:
-            self._uncount(before)
+            self._uncount(previous)
         self.bytes += entry.size
         self._expiring += entry.expires_ms > 0
-        self._entries[name] = _packed(entry)
+        self._entries[name] = _pack(entry)
 
     def _remove(self, name: str) -> None:
         self._uncount(self._entries[name])
@@ -315,7 +318,7 @@ class Retained:
         self._expiring -= entry >> EXPIRY_SHIFT > 0
 
     def freeze(self) -> Steps[Sequence[bytes]]:
-        return pack_rows(FORMAT, ((name, *_unpacked(entry)) for name, entry in self._entries.freeze()))
+        return pack_rows(FORMAT, ((name, *_unpack(entry)) for name, entry in self._entries.freeze()))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._clear()
@@ -323,8 +326,8 @@ class Retained:
         for name, *values in unpack_rows(FORMAT, data):
             entry = Entry(*values)
             if entry.position >= first_position:
-                self._put(name, entry)
-                self._plan(name, 0)
+                self._put_entry(name, entry)
+                self._update_plan(name, 0)
             if budget.is_over():
                 yield
 
@@ -338,8 +341,8 @@ class Retained:
     # retention
 
     def floor(self) -> int:
-        first = next(iter(self._entries), None)
-        return NOTHING if first is None else self.position(first)
+        first_name = next(iter(self._entries), None)
+        return NOTHING if first_name is None else self.position(first_name)
 
     def roll(self, start: int, end: int) -> WaitingSteps[None]:
         budget = Budget(LOOK_US)
@@ -359,7 +362,7 @@ class Retained:
         Raises:
           Refused, StoreFailed: the commit of the newer message failed, so the answer is unknown.
         """
-        self._forget_undone(self._next_offset())
+        self._forget_lost(self._next_offset())
         newest = self._ahead.newest(name)
         if newest is None:
             return False
@@ -368,7 +371,7 @@ class Retained:
         return True
 
     def _copy(self, name: str, data: bytes) -> None:
-        entry = _unpacked(self._entries[name])
+        entry = _unpack(self._entries[name])
         record = decode_record(data)
         copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag, record.sys_flag)
         copy.born_ms, copy.born_host, copy.prepared_position = record.born_ms, record.born_host, entry.origin
@@ -379,12 +382,12 @@ def _has_wildcards(topic_filter: str) -> bool:
     return "+" in topic_filter or "#" in topic_filter
 
 
-def _packed(entry: Entry) -> int:
+def _pack(entry: Entry) -> int:
     position, origin, size, expires_ms = entry
     return expires_ms << EXPIRY_SHIFT | origin << ORIGIN_SHIFT | position << SIZE_BITS | size
 
 
-def _unpacked(entry: int) -> Entry:
+def _unpack(entry: int) -> Entry:
     origin = entry >> ORIGIN_SHIFT & POSITION_MASK
     return Entry(_position(entry), origin, entry & SIZE_MASK, entry >> EXPIRY_SHIFT)
 

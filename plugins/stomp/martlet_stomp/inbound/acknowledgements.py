@@ -39,10 +39,10 @@ class ClientAcknowledgements:
             for (number, queue_id), group in groupby(
                 zip(subscriptions, queue_ids, offsets, strict=True), key=lambda place: place[:2]
             ):
-                some = [offset for _, _, offset in group]
-                done = self._acknowledge(run, settled, number, queue_id, some)
-                settled += done
-                if done < len(some):
+                group_offsets = [offset for _, _, offset in group]
+                group_settled = self._acknowledge(run, settled, number, queue_id, group_offsets)
+                settled += group_settled
+                if group_settled < len(group_offsets):
                     break
         if settled < count:
             self._answer(run.receipts_before(settled))
@@ -50,8 +50,8 @@ class ClientAcknowledgements:
             raise StompError(text, run.receipt_of(settled))
         self._answer(run.receipts)
 
-    def _acknowledge(self, run: AckRun, first: int, number: int, queue_id: int, offsets: Sequence[int]) -> int:
-        """Settle *offsets* of a queue, the ACKs of *run* from index *first* on; return the number before a failure.
+    def _acknowledge(self, run: AckRun, first_index: int, number: int, queue_id: int, offsets: Sequence[int]) -> int:
+        """Settle *offsets* of a queue, the ACKs of *run* from *first_index* on; return how many precede a failure.
 
         ACKs for a subscription that has ended are ignored, and count as held, unless one asks for a receipt.
         """
@@ -60,8 +60,8 @@ class ClientAcknowledgements:
             return subscription.unacknowledged.acknowledge(queue_id, offsets)
         if not self._subscriptions.has_ended(number):
             return 0
-        asked = bisect_left(run.asking, first)
-        return min(run.asking[asked] - first, len(offsets)) if asked < len(run.asking) else len(offsets)
+        asking_at = bisect_left(run.asking, first_index)
+        return min(run.asking[asking_at] - first_index, len(offsets)) if asking_at < len(run.asking) else len(offsets)
 
     def refuse(self, nack: Nack) -> None:
         """Handle NACK. Raises `StompError` if the client does not hold the message.

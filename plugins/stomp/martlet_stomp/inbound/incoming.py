@@ -28,11 +28,11 @@ TOPICS_REMEMBERED: Final = 1000
 
 @final
 class _Place(NamedTuple):
-    """The queue and properties of messages with equal headers; ``added`` are appended to the template's properties."""
+    """The queue and properties of messages with equal headers; ``tag_properties`` follow those of the template."""
 
     queue: Queue
     template: Template
-    added: bytes
+    tag_properties: bytes
     is_wanted: bool  # a stage may want the messages
     reply_to: str
 
@@ -74,9 +74,9 @@ class Incoming:
             return
         self._context.counters.stored += len(run.bodies) - len(result.refused)
         if result.refused:
-            first = min(result.refused)
-            self._answer(run.receipts_before(first), result.end)
-            raise StompError(str(result.refused[first]), run.receipt_of(first)) from result.refused[first]
+            index = min(result.refused)
+            self._answer(run.receipts_before(index), result.end)
+            raise StompError(str(result.refused[index]), run.receipt_of(index)) from result.refused[index]
         if run.receipts:
             self._answer(run.receipts, result.end)
 
@@ -106,15 +106,15 @@ class Incoming:
                 return None
             places[each] = place
         if is_same and places[headers[0]].is_plain:
-            queue, template, added, _, _ = places[headers[0]]
-            properties = template.properties + added
+            queue, template, tag_properties, _, _ = places[headers[0]]
+            properties = template.properties + tag_properties
             code = code_of(properties)
             items += [(queue, body, properties, code, 0, 0, now_ms, host, 0, 0) for body in run.bodies]
             return items
         for each, body in zip(headers, run.bodies, strict=True):
-            queue, template, added, is_wanted, reply_to = places[each]
+            queue, template, tag_properties, is_wanted, reply_to = places[each]
             content, properties = template.record_of(body, now_ms, reply_to)
-            properties += added
+            properties += tag_properties
             if is_wanted:
                 items.append(Message(queue.topic, content, properties, queue.queue_id, 0, 0, now_ms, host))
             else:
@@ -134,14 +134,14 @@ class Incoming:
         tag = None if template.destination.kind is Kind.REPLY else self._tag(template)
         if tag is None:
             return None
-        topic, added = self._topic(template), _tagged(tag)
+        topic, tag_properties = self._topic(template), _encode_tag(tag)
         queue_id = self._queue_ids.get(topic, -1) if not (template.name or tag or template.group) else -1
         find = self._gate.find_queue
         queue = find(topic, queue_id) or find(topic, self._queue_id(template, tag))
         if queue is None:
             return None
-        is_wanted = self._context.broker.stages.may_want_properties(template.properties + added)
-        return _Place(queue, template, added, is_wanted, self._answered_at(template))
+        is_wanted = self._context.broker.stages.may_want_properties(template.properties + tag_properties)
+        return _Place(queue, template, tag_properties, is_wanted, self._resolve_reply_to(template))
 
     def _send_singly(self, run: SendRun) -> None:
         for index, body in enumerate(run.bodies):
@@ -159,7 +159,7 @@ class Incoming:
     def _send_one(self, template: Template, body: bytes) -> int:
         """Store a message, or drop it if its receiver is gone. Raises `StompError` and `Refused`."""
         if template.destination.kind is Kind.REPLY:
-            reply_to = self._answered_at(template)
+            reply_to = self._resolve_reply_to(template)
             return send_reply(self._context, self._gate, template, body, reply_to, self._peer.host)
         if template.parts:
             return self._send_to_all(template, body)
@@ -168,9 +168,9 @@ class Incoming:
         message = self._record(template, body)
         if message is None:
             return 0
-        placed = self._gate.publish(message)
+        location = self._gate.publish(message)
         self._context.counters.stored += 1
-        return placed.end
+        return location.end
 
     def _send_to_all(self, template: Template, body: bytes) -> int:
         """Store a message in each destination of a list, or in none. Raises `StompError` and `Refused`."""
@@ -215,12 +215,12 @@ class Incoming:
             raise StompError(f"the message to {shown(template.destination.text)} {text}")
         self._check_delay(template)
         now_ms = self._now_ms
-        content, properties = template.record_of(body, now_ms, self._answered_at(template))
+        content, properties = template.record_of(body, now_ms, self._resolve_reply_to(template))
         tag = self._tag(template)
         if tag is None:
             self._context.temporary.unanswered += 1
             return None
-        properties += _tagged(tag)
+        properties += _encode_tag(tag)
         queue_id = self._queue_id(template, tag)
         return Message(self._topic(template), content, properties, queue_id, 0, 0, now_ms, self._peer.host)
 
@@ -235,7 +235,7 @@ class Incoming:
         destination = template.destination
         return self._context.temporary.tag_of(destination, self._session) if is_temporary(destination.kind) else ""
 
-    def _answered_at(self, template: Template) -> str:
+    def _resolve_reply_to(self, template: Template) -> str:
         """Return the text for other clients of the temporary destination in reply-to; empty for none."""
         return self._reply_to(template.reply) if template.reply is not None else ""
 
@@ -266,5 +266,5 @@ class Incoming:
             raise StompError(f"{shown(template.destination.text)}: {text}")
 
 
-def _tagged(tag: str) -> bytes:
+def _encode_tag(tag: str) -> bytes:
     return encode_properties({TAGS: tag}) if tag else b""

@@ -106,7 +106,7 @@ class ClientSubscriptions:
             return self._begin_all(request, destinations, key)
         if destination.is_pattern:
             return self._begin_pattern(request, destination, key)
-        position = self._make_way(destination) if is_temporary(destination.kind) else None
+        position = self._end_automatic(destination) if is_temporary(destination.kind) else None
         self._begin(request, destination, position)
         return None
 
@@ -123,15 +123,15 @@ class ClientSubscriptions:
             self._opening.check_part(request, destination, "is in a list")
             if destination.is_pattern:
                 raise StompError(f"{shown(destination.text)} is in a list, and has a wildcard; subscribe to it alone")
-        several = self._patterns[key] = Pattern(request, None, key, self._peer.wake)
+        pattern = self._patterns[key] = Pattern(request, None, key, self._peer.wake)
         for destination in destinations:
             text = destination.text
-            if text not in several.parts:
+            if text not in pattern.parts:
                 self._check_count()
-                part = self._make(request, destination)
+                part = self._make_subscription(request, destination)
                 part.begin(*self._opening.open(part, self._take_over))
-                part.parts, part.key = several.parts, f"number {part.number}"
-                several.parts[text] = self._by_number[part.number] = self._by_id[part.key] = part
+                part.parts, part.key = pattern.parts, f"number {part.number}"
+                pattern.parts[text] = self._by_number[part.number] = self._by_id[part.key] = part
             yield
             if key not in self._patterns:
                 return  # the client is gone
@@ -153,7 +153,7 @@ class ClientSubscriptions:
         if destination.text in pattern.parts:
             return
         self._check_count()
-        part = self._make(pattern.request, destination)
+        part = self._make_subscription(pattern.request, destination)
         try:
             part.begin(self._opening.read_topic(part, from_earliest if is_new else from_tail))
         except Refused as refused:
@@ -171,7 +171,7 @@ class ClientSubscriptions:
             if pattern.pending:
                 self._peer.wake()
 
-    def _make(self, request: Subscribe, destination: Destination) -> Subscription:
+    def _make_subscription(self, request: Subscribe, destination: Destination) -> Subscription:
         self._last_number += 1
         counters = self._context.counters
         return Subscription(self._peer, self, counters, request, destination, self._last_number, self._version)
@@ -180,7 +180,7 @@ class ClientSubscriptions:
         """Begin a subscription; *position* is as for `Opening.open`. Raises `StompError` and `Refused`."""
         if is_temporary(destination.kind):
             destination = destination._replace(topic=self._context.temporary.topic)
-        subscription = self._make(request, destination)
+        subscription = self._make_subscription(request, destination)
         subscription.begin(*self._opening.open(subscription, self._take_over, position))
         if subscription.durable is not None:
             self._context.durable[subscription.durable] = subscription
@@ -193,15 +193,15 @@ class ClientSubscriptions:
             self._temporary.setdefault(destination.text, {})[subscription] = None
         return subscription
 
-    def _make_way(self, destination: Destination) -> int | None:
+    def _end_automatic(self, destination: Destination) -> int | None:
         """End the subscription that the broker made for replies; return its log position, or None.
 
         Raises `StompError` if the client itself subscribed to the same temporary queue.
         """
-        made = self._automatic.get(destination.text)
-        if made is not None:
-            position = made.position
-            self._drop(made)
+        automatic = self._automatic.get(destination.text)
+        if automatic is not None:
+            position = automatic.position
+            self._drop(automatic)
             return position
         if destination.kind is Kind.TEMP_QUEUE and destination.text in self._temporary:
             raise StompError(f"there is a subscription to {shown(destination.text)} already; UNSUBSCRIBE first")
@@ -248,11 +248,11 @@ class ClientSubscriptions:
         if pattern is not None:
             self._end_pattern(pattern)
             return None
-        subscription = self._named(request)
+        subscription = self._find_requested(request)
         group = self._opening.durable_group(request, Kind.TOPIC)
         if subscription is None and not group:
-            what = f"id {shown(request.id)}" if request.id is not None else shown(request.destination or "")
-            raise StompError(f"there is no subscription with {what}; use the id of SUBSCRIBE")
+            name = f"id {shown(request.id)}" if request.id is not None else shown(request.destination or "")
+            raise StompError(f"there is no subscription with {name}; use the id of SUBSCRIBE")
         durable = subscription.durable if subscription is not None else None
         if subscription is not None:
             self._drop(subscription)
@@ -272,7 +272,7 @@ class ClientSubscriptions:
         except StompError:
             return text
 
-    def _named(self, request: Unsubscribe) -> Subscription | None:
+    def _find_requested(self, request: Unsubscribe) -> Subscription | None:
         destination = self._text_of(request)
         subscription = self._by_id.get(_key(request.id, destination))
         if subscription is None and request.id is None:
@@ -300,9 +300,9 @@ class ClientSubscriptions:
         text = subscription.destination.text
         if self._automatic.get(text) is subscription:
             del self._automatic[text]
-        others = self._temporary.get(text, {})
-        others.pop(subscription, None)
-        if not others:
+        subscriptions = self._temporary.get(text, {})
+        subscriptions.pop(subscription, None)
+        if not subscriptions:
             self._temporary.pop(text, None)
         self._close(subscription)
 

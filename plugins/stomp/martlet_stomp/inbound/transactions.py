@@ -100,10 +100,10 @@ class ClientTransactions:
         self._end_client(text)
 
     def _find(self, name: str) -> _Transaction:
-        found = self._open.get(name)
-        if found is None:
+        transaction = self._open.get(name)
+        if transaction is None:
             raise StompError(f"transaction {shown(name)} is unknown; send BEGIN first")
-        return found
+        return transaction
 
     # frames in a transaction
 
@@ -136,8 +136,8 @@ class ClientTransactions:
             receipt = run.receipt_of(index)
             try:
                 transaction = self._find(name)
-                found = self._acknowledgements.reserve("ACK", number, queue_id, offset)
-                transaction.settlings.append(_Settling(*found))
+                reserved = self._acknowledgements.reserve("ACK", number, queue_id, offset)
+                transaction.settlings.append(_Settling(*reserved))
                 self._count(transaction, 0)
             except StompError as error:
                 self._answer(run.receipts_before(index))
@@ -148,8 +148,8 @@ class ClientTransactions:
     def refuse(self, nack: Nack, name: str) -> None:
         """Keep NACK for COMMIT. Raises `StompError`."""
         transaction = self._find(name)
-        found = self._acknowledgements.reserve("NACK", *nack.place)
-        transaction.settlings.append(_Settling(*found, is_failed=True, requeue=nack.requeue))
+        reserved = self._acknowledgements.reserve("NACK", *nack.place)
+        transaction.settlings.append(_Settling(*reserved, is_failed=True, requeue=nack.requeue))
         self._count(transaction, 0)
         if nack.receipt is not None:
             self._answer((nack.receipt,))
@@ -179,7 +179,7 @@ class ClientTransactions:
     def commit(self, name: str) -> None:
         """Store all of transaction *name*, or nothing. Raises `StompError` and `Refused`."""
         transaction = self._end(name)
-        begun: list[_Settling] = []
+        noted_settlings: list[_Settling] = []
         notes: list[tuple[Journal, bytes]] = []
         try:
             for each in transaction.settlings:
@@ -187,11 +187,11 @@ class ClientTransactions:
                     each.unacknowledged.check_open()
                     continue
                 notes += each.unacknowledged.notes(each.parts)
-                begun.append(each)
+                noted_settlings.append(each)
             if transaction.messages or notes:
                 self._gate.publish_all(transaction.messages, atomic=True, notes=notes)
         except Refused:
-            for each in begun:
+            for each in noted_settlings:
                 each.unacknowledged.withdraw(each.parts)
             raise
         self._context.counters.stored += len(transaction.messages)

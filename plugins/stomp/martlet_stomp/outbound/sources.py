@@ -103,7 +103,7 @@ class Opening:
             self._context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
             selection=self._select(subscription.request),
             start=start,
-            credit=self._credit(subscription),
+            credit=self._set_prefetch(subscription),
         )
 
     def check_part(self, request: Subscribe, destination: Destination, why: str) -> None:
@@ -119,13 +119,13 @@ class Opening:
 
     def _select(self, request: Subscribe) -> Selection:
         """Return the selection of messages that *request* wants. Raises `StompError` and `Refused`."""
-        wanted = select(self._context.broker, request.selector)
-        return wanted.both(not_from(self._host)) if request.no_local else wanted
+        selection = select(self._context.broker, request.selector)
+        return selection.both(not_from(self._host)) if request.no_local else selection
 
-    def _credit(self, subscription: Subscription) -> int:
+    def _set_prefetch(self, subscription: Subscription) -> int:
         """Set ``prefetch`` of *subscription*, the number of messages that the client may hold; return it."""
-        asked = subscription.request.prefetch
-        prefetch = self._context.config.prefetch if asked is None else asked
+        requested = subscription.request.prefetch
+        prefetch = self._context.config.prefetch if requested is None else requested
         limit = max(HELD_MAX, self._context.config.prefetch)
         subscription.prefetch = min(prefetch or limit, limit) if subscription.acknowledges else UNLIMITED
         return subscription.prefetch
@@ -138,27 +138,27 @@ class Opening:
         context, request, destination = self._context, subscription.request, subscription.destination
         acknowledges, name = subscription.acknowledges, destination.name
         is_topics = bool(group or destination.application)  # whether the group has messages of a topic, from now on
-        selection, wanted = EVERYTHING, select(context.broker, request.selector)
+        selection, selected = EVERYTHING, select(context.broker, request.selector)
         names: MessageSelection | None = None
         if name:
-            if not group and wanted is not EVERYTHING:
+            if not group and selected is not EVERYTHING:
                 text = f"subscribe to {Kind.QUEUE.value}{destination.topic} with a selector on {TAGS}, the name"
                 raise StompError(f"queue {shown(destination.text)} has a topic filter, so it has no selectors; {text}")
             selection = select_names(name)
-            names = MessageSelection(context.feeds.of(destination.topic), name, wanted.predicate if group else None)
+            names = MessageSelection(context.feeds.of(destination.topic), name, selected.predicate if group else None)
         membership = Membership(
             lease_s=math.inf if acknowledges else 0,
-            credit=self._credit(subscription),
-            takes=None if group else wanted.predicate,  # each consumer of a queue may have its own selector
+            credit=self._set_prefetch(subscription),
+            takes=None if group else selected.predicate,  # each consumer of a queue may have its own selector
             is_exclusive=request.is_exclusive,
-            selection=selection.both(wanted) if group else selection,
+            selection=selection.both(selected) if group else selection,
             names=names,
             start=from_tail if name or (is_topics and not request.is_retroactive) else from_earliest,
             marks=0 if is_topics else OWNS_TOPIC * is_new | AUTO_DELETE * (request.auto_delete is True),
         )
         encoding = context.encodings.of(self._version, destination, is_acknowledged=acknowledges)
-        shared = group or queue_group(destination)
-        return self._gate.join(subscription, destination.topic, shared, encoding, membership, context.policy)
+        group_name = group or queue_group(destination)
+        return self._gate.join(subscription, destination.topic, group_name, encoding, membership, context.policy)
 
     def _follow(self, subscription: Subscription, position: int | None) -> Source:
         """Follow names in a topic. Raises `StompError` and `Refused`."""
@@ -175,7 +175,7 @@ class Opening:
             topic_filter or "",
             subscription.wake,
             context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
-            self._credit(subscription),
+            self._set_prefetch(subscription),
             has_places=subscription.acknowledges,
             takes=self._select(subscription.request).predicate,
             position=position,

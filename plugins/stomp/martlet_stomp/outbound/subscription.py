@@ -177,14 +177,14 @@ class Subscription:
                 if self._browse is None:
                     self._send(delivery)
                 else:
-                    self._show(delivery, self._browse)
+                    self._send_browsed(delivery, self._browse)
         if self._browse is not None:
             self._end_if_over(self._browse)
         return size
 
-    def _show(self, delivery: Delivery | Followed, browse: Browse) -> None:
-        wanted = browse.wanted(delivery.queue_id, delivery.offsets)
-        frames = [frame for frame in compress(delivery.frames, wanted) if frame]
+    def _send_browsed(self, delivery: Delivery | Followed, browse: Browse) -> None:
+        is_wanted = browse.wanted(delivery.queue_id, delivery.offsets)
+        frames = [frame for frame in compress(delivery.frames, is_wanted) if frame]
         if frames:
             head = self._heads.get(1) or self._head(1)
             self._counters.delivered += len(frames)

@@ -54,10 +54,10 @@ class Outstanding:
         return offset in self._held.get(queue_id, ())
 
     def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
-        held = self._held.get(queue_id, {})
-        settled = [offset for offset in dict.fromkeys(offsets) if offset in held]
+        held_offsets = self._held.get(queue_id, {})
+        settled = [offset for offset in dict.fromkeys(offsets) if offset in held_offsets]
         for offset in settled:
-            del held[offset]
+            del held_offsets[offset]
         self._reader.add_credit(len(settled))
         return settled
 
@@ -123,7 +123,7 @@ class Unacknowledged:
 
         Returns the number of *offsets* before the first that the client does not hold.
         """
-        return self._settle(queue_id, offsets, self._acked)
+        return self._settle(queue_id, offsets, self._ack)
 
     def refuse(self, queue_id: int, offset: int, *, requeue: bool) -> bool:
         """Handle NACK for a message; a cumulative NACK is also for the messages before it.
@@ -131,7 +131,7 @@ class Unacknowledged:
         A refused message is delivered again, or without *requeue* becomes a dead letter. Returns whether the client
         held the message.
         """
-        return self._settle(queue_id, (offset,), self._nacked if requeue else self._buried) == 1
+        return self._settle(queue_id, (offset,), self._nack if requeue else self._bury) == 1
 
     def _settle(
         self, queue_id: int, offsets: Sequence[int], settle: Callable[[int, Sequence[int]], Sequence[int]]
@@ -141,19 +141,19 @@ class Unacknowledged:
         if self._is_cumulative:
             return self._settle_cumulatively(queue_id, offsets, settle)
         settled = settle(queue_id, offsets)
-        return len(offsets) if len(settled) == len(offsets) else _held_first(offsets, settled)
+        return len(offsets) if len(settled) == len(offsets) else _count_before_unheld(offsets, settled)
 
-    def _acked(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+    def _ack(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
         settled = self._ledger.ack_all(queue_id, offsets) if self._ledger is not None else ()
         self._counters.acknowledged += len(settled)
         return settled
 
-    def _nacked(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+    def _nack(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
         failed = self._ledger.nack_all(queue_id, offsets) if self._ledger is not None else ()
         self._counters.failed += len(failed)
         return failed
 
-    def _buried(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+    def _bury(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
         failed = self._ledger.give_up_all(queue_id, offsets) if self._ledger is not None else ()
         self._counters.failed += len(failed)
         return failed
@@ -161,8 +161,8 @@ class Unacknowledged:
     def _settle_cumulatively(
         self, queue_id: int, offsets: Sequence[int], settle: Callable[[int, Sequence[int]], Sequence[int]]
     ) -> int:
-        first = self._sent[0] if self._sent else None
-        if len(offsets) > 1 and first is not None and first.queue_id == queue_id and _is_part(offsets, first.offsets):
+        head = self._sent[0] if self._sent else None
+        if len(offsets) > 1 and head is not None and head.queue_id == queue_id and _is_slice(offsets, head.offsets):
             self._settle_up_to(queue_id, offsets[-1], settle)  # the other offsets were sent before this one
             return len(offsets)
         for index, offset in enumerate(offsets):
@@ -179,16 +179,16 @@ class Unacknowledged:
 
     def _take_up_to(self, queue_id: int, offset: int) -> list[SentPart]:
         """Remove and return a message and all messages sent before it; empty if the client does not hold it."""
-        sent = enumerate(self._sent)
-        place = next((i for i, part in sent if part.queue_id == queue_id and offset in part.offsets), -1)
-        if place < 0:
+        numbered_parts = enumerate(self._sent)
+        index = next((i for i, part in numbered_parts if part.queue_id == queue_id and offset in part.offsets), -1)
+        if index < 0:
             return []
-        parts = [self._sent.popleft() for _ in range(place + 1)]
-        _, offsets, number = parts[place]
+        parts = [self._sent.popleft() for _ in range(index + 1)]
+        _, offsets, number = parts[index]
         end = offsets.index(offset) + 1
         if end < len(offsets):
             self._sent.appendleft(SentPart(queue_id, offsets[end:], number + end))
-            parts[place] = SentPart(queue_id, offsets[:end], number)
+            parts[index] = SentPart(queue_id, offsets[:end], number)
         return parts
 
     # transactions
@@ -224,11 +224,11 @@ class Unacknowledged:
         if not isinstance(ledger, Member):
             return []
         notes: list[tuple[Journal, bytes]] = []
-        for done, (queue_id, offsets, _) in enumerate(parts):
+        for noted_count, (queue_id, offsets, _) in enumerate(parts):
             try:
                 notes += ledger.acknowledgements(queue_id, offsets)
             except Refused:
-                self.withdraw(parts[:done])
+                self.withdraw(parts[:noted_count])
                 raise
         return notes
 
@@ -248,22 +248,22 @@ class Unacknowledged:
     def failed(self, parts: Sequence[SentPart], *, requeue: bool) -> None:
         """Handle NACK for *parts*."""
         for part in parts:
-            (self._nacked if requeue else self._buried)(part.queue_id, part.offsets)
+            (self._nack if requeue else self._bury)(part.queue_id, part.offsets)
 
 
-def _held_first(offsets: Sequence[int], settled: Sequence[int]) -> int:
+def _count_before_unheld(offsets: Sequence[int], settled: Sequence[int]) -> int:
     """Return the number of *offsets* before the first that is not in *settled*, or is repeated."""
-    left: dict[Hashable, None] = dict.fromkeys(settled)
+    offsets_left: dict[Hashable, None] = dict.fromkeys(settled)
     for index, offset in enumerate(offsets):
-        if offset not in left:
+        if offset not in offsets_left:
             return index
-        del left[offset]
+        del offsets_left[offset]
     return len(offsets)
 
 
-def _is_part(offsets: Sequence[int], whole: Sequence[int]) -> bool:
-    """Return whether *offsets* is a slice of *whole*."""
-    if offsets[0] not in whole:
+def _is_slice(offsets: Sequence[int], all_offsets: Sequence[int]) -> bool:
+    """Return whether *offsets* is a slice of *all_offsets*."""
+    if offsets[0] not in all_offsets:
         return False
-    at = whole.index(offsets[0])
-    return list(offsets) == list(whole[at : at + len(offsets)])
+    at = all_offsets.index(offsets[0])
+    return list(offsets) == list(all_offsets[at : at + len(offsets)])
