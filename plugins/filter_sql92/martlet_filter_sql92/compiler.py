@@ -96,14 +96,14 @@ def compile_tree(node: Node, steps: list[int] | None = None) -> Truth:
         return truth
     total = steps if steps is not None else [0]
 
-    def counted(record: PropertySource) -> bool | None:
+    def count_steps(record: PropertySource) -> bool | None:
         counting = _Counting(record)
         try:
             return truth(counting)
         finally:
             total[0] += STEPS_MAX - counting.steps[0]
 
-    return counted
+    return count_steps
 
 
 def nodes(node: Node) -> Iterator[Node]:
@@ -183,10 +183,10 @@ def _all(operands: list[Truth]) -> Truth:
     def every(record: PropertySource) -> bool | None:
         result: bool | None = True
         for operand in operands:
-            truth = operand(record)
-            if truth is False:
+            operand_truth = operand(record)
+            if operand_truth is False:
                 return False
-            if truth is None:
+            if operand_truth is None:
                 result = None
         return result
 
@@ -197,10 +197,10 @@ def _any(operands: list[Truth]) -> Truth:
     def some(record: PropertySource) -> bool | None:
         result: bool | None = False
         for operand in operands:
-            truth = operand(record)
-            if truth:
+            operand_truth = operand(record)
+            if operand_truth:
                 return True
-            if truth is None:
+            if operand_truth is None:
                 result = None
         return result
 
@@ -209,8 +209,8 @@ def _any(operands: list[Truth]) -> Truth:
 
 def _inverse(operand: Truth) -> Truth:
     def inverse(record: PropertySource) -> bool | None:
-        found = operand(record)
-        return None if found is None else not found
+        operand_truth = operand(record)
+        return None if operand_truth is None else not operand_truth
 
     return inverse
 
@@ -245,11 +245,11 @@ def _equal_constant(node: Node, constant: Value) -> Truth:
     value = _value(node)
     if isinstance(node, PropertyReference) and isinstance(constant, str):
 
-        def same(record: PropertySource) -> bool | None:
+        def equals_text(record: PropertySource) -> bool | None:
             property_value = value(record)
             return None if property_value is None else property_value == constant
 
-        return same
+        return equals_text
     return lambda record: equals(value(record), constant)
 
 
@@ -276,20 +276,20 @@ def _order(symbol: str, left: Node, right: Node) -> Truth:
     bound = number(right.value) if isinstance(right, Constant) else None
     if bound is not None:
 
-        def within(record: PropertySource) -> bool | None:
+        def compare_with_bound(record: PropertySource) -> bool | None:
             value = number(first(record))
             return None if value is None else holds(value, bound)
 
-        return within
+        return compare_with_bound
 
-    def ordered(record: PropertySource) -> bool | None:
+    def compare_both(record: PropertySource) -> bool | None:
         lower = number(first(record))
         if lower is None:
             return None
         upper = number(second(record))
         return None if upper is None else holds(lower, upper)
 
-    return ordered
+    return compare_both
 
 
 def _is_null(node: IsNull) -> Truth:
@@ -301,8 +301,8 @@ def _in(node: In) -> Truth:
     value, texts = _value(node.operand), node.texts
 
     def within(record: PropertySource) -> bool | None:
-        found = value(record)
-        return None if found is None else found in texts
+        property_value = value(record)
+        return None if property_value is None else property_value in texts
 
     return within
 
@@ -310,17 +310,17 @@ def _in(node: In) -> Truth:
 def _like(node: Like) -> Truth:
     value, matches = _value(node.operand), compile_like(node.pattern, node.escape)
     if not is_slow(node.pattern, node.escape):
-        unused = [STEPS_MAX]
+        uncounted_steps = [STEPS_MAX]
 
         def like(record: PropertySource) -> bool | None:
-            found = value(record)
-            return None if found is None else matches(str(found), unused)
+            property_value = value(record)
+            return None if property_value is None else matches(str(property_value), uncounted_steps)
 
         return like
 
     def like_counted(record: _Counting) -> bool | None:
-        found = value(record)
-        return None if found is None else matches(str(found), record.steps)
+        property_value = value(record)
+        return None if property_value is None else matches(str(property_value), record.steps)
 
     return cast(Truth, like_counted)  # `compile_tree` wraps the record
 
@@ -339,8 +339,8 @@ def _search(node: Search) -> Truth:
 
 
 def _constant_truth(node: Constant) -> Truth:
-    known = node.value
-    return lambda record: bool(known)
+    value = node.value
+    return lambda record: bool(value)
 
 
 CONDITIONS: Final[dict[type, Callable[[Any], Truth]]] = {
@@ -358,8 +358,8 @@ CONDITIONS: Final[dict[type, Callable[[Any], Truth]]] = {
 
 def _value(node: Node) -> Evaluate:
     if isinstance(node, Constant):
-        known = node.value
-        return lambda record: known
+        constant = node.value
+        return lambda record: constant
     if isinstance(node, PropertyReference):
         name = node.name
         return lambda record: record.property(name)
@@ -378,7 +378,7 @@ def _negate(value: Number | None) -> Number | None:
 def _compute(node: Arithmetic, first: Evaluate) -> Evaluate:
     compute, second = COMPUTE[node.operator], _value(node.right)
 
-    def computed(record: PropertySource) -> Number | None:
+    def compute_both(record: PropertySource) -> Number | None:
         left = number(first(record))
         if left is None:
             return None
@@ -390,22 +390,22 @@ def _compute(node: Arithmetic, first: Evaluate) -> Evaluate:
         except (ZeroDivisionError, OverflowError):
             return None
 
-    return computed
+    return compute_both
 
 
 def _divide(left: Number, right: Number) -> Number:
     """Divide as Java does: the quotient of whole numbers is whole, rounded towards zero."""
     if isinstance(left, int) and isinstance(right, int):
-        found = abs(left) // abs(right)
-        return found if (left < 0) is (right < 0) else -found
+        quotient = abs(left) // abs(right)
+        return quotient if (left < 0) is (right < 0) else -quotient
     return left / right
 
 
 def _remainder(left: Number, right: Number) -> Number:
     """Return the remainder as Java does, with the sign of *left*."""
     if isinstance(left, int) and isinstance(right, int):
-        found = abs(left) % abs(right)
-        return -found if left < 0 else found
+        remainder = abs(left) % abs(right)
+        return -remainder if left < 0 else remainder
     return left - right * int(left / right) if right else _divide(left, right)
 
 

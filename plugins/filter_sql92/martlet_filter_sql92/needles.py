@@ -113,14 +113,14 @@ def needle_of(node: Node, steps: list[int]) -> Needle | None:
 
     If the needle would be only the name of a property, the property's values are evaluated.
     """
-    found = _needle_of_form(node, steps)
-    if (found is not None and found.weight > VALUES_WEIGHT) or _only_present(node):
-        return found
+    needle = _needle_of_form(node, steps)
+    if (needle is not None and needle.weight > VALUES_WEIGHT) or _tests_presence_only(node):
+        return needle
     values = values_of(node, steps)
-    return found if values is None else Needle((values,), VALUES_WEIGHT if not _excludes(node) else EXCLUDING_WEIGHT)
+    return needle if values is None else Needle((values,), VALUES_WEIGHT if not _excludes(node) else EXCLUDING_WEIGHT)
 
 
-def _only_present(node: Node) -> bool:
+def _tests_presence_only(node: Node) -> bool:
     """Return whether *node* is TRUE for every value of its properties."""
     return isinstance(node, Not) and isinstance(node.operand, IsNull)
 
@@ -137,7 +137,7 @@ def _needle_of_form(node: Node, steps: list[int]) -> Needle | None:
     if isinstance(node, Or):
         return _any([needle_of(operand, steps) for operand in node.operands])
     if isinstance(node, Not):
-        return _present(node.operand)
+        return _needle_of_presence(node.operand)
     if isinstance(node, PropertyReference):
         return _equal(node, True)
     if isinstance(node, Compare):
@@ -152,17 +152,19 @@ def _heaviest(needles: Sequence[Needle | None]) -> Needle | None:
 
 
 def _any(needles: Sequence[Needle | None]) -> Needle | None:
-    found = [needle for needle in needles if needle is not None]
-    patterns: tuple[bytes | Values, ...] = tuple(dict.fromkeys(chain.from_iterable(each.patterns for each in found)))
-    if len(found) < len(needles) or len(patterns) > NEEDLES_MAX:
+    known_needles = [needle for needle in needles if needle is not None]
+    patterns: tuple[bytes | Values, ...] = tuple(
+        dict.fromkeys(chain.from_iterable(each.patterns for each in known_needles))
+    )
+    if len(known_needles) < len(needles) or len(patterns) > NEEDLES_MAX:
         return None
-    return Needle(patterns, min(needle.weight for needle in found))
+    return Needle(patterns, min(needle.weight for needle in known_needles))
 
 
 # Presence
 
 
-def _present(node: Node) -> Needle | None:
+def _needle_of_presence(node: Node) -> Needle | None:
     """Return the needle of records for which *node* is FALSE: a property without which *node* is UNKNOWN."""
     if isinstance(node, IsNull):  # as the operand of NOT
         return _heaviest([_name(name) for name in _names(node.operand)])
@@ -219,16 +221,16 @@ def _one_of(name: str, texts: list[str]) -> Needle | None:
 
 def _like(name: str, node: Like) -> Needle | None:
     """Return the needle of a LIKE: the characters before the first wildcard."""
-    plain, quoted = "", False
+    literal, is_quoted = "", False
     for character in node.pattern:
-        if not quoted and character == node.escape:
-            quoted = True
+        if not is_quoted and character == node.escape:
+            is_quoted = True
             continue
-        if not quoted and character in "%_":
-            return _value(name, plain, b"") if plain else None
-        plain += character
-        quoted = False
-    return _value(name, plain, END)
+        if not is_quoted and character in "%_":
+            return _value(name, literal, b"") if literal else None
+        literal += character
+        is_quoted = False
+    return _value(name, literal, END)
 
 
 def _value(name: str, text: str, end: bytes) -> Needle | None:
@@ -252,8 +254,8 @@ def _comparison(node: Compare) -> Needle | None:
     if isinstance(left, Constant):
         left, right = right, left
     if node.operator == "=" and isinstance(left, PropertyReference) and isinstance(right, Constant):
-        return _equal(left, right.value) or _present(node)
-    return _present(node)
+        return _equal(left, right.value) or _needle_of_presence(node)
+    return _needle_of_presence(node)
 
 
 def _equal(node: PropertyReference, value: Value) -> Needle | None:
@@ -285,9 +287,9 @@ def _ranges(operands: Iterable[Node]) -> list[Needle]:
     """Return a needle for each property that *operands*, all of which must be TRUE, compare by order."""
     bounds: dict[str, tuple[int | None, int | None]] = {}
     for operand in operands:
-        found = _bounds(operand)
-        if found is not None:
-            name, low, high = found
+        bound = _bounds(operand)
+        if bound is not None:
+            name, low, high = bound
             lowest, highest = bounds.get(name, (None, None))
             low = low if lowest is None or (low is not None and low > lowest) else lowest
             high = high if highest is None or (high is not None and high < highest) else highest
@@ -328,26 +330,26 @@ def _range(name: str, low: int | None, high: int | None) -> Needle:
 
 def _positive(low: int, high: int | None) -> bytes:
     """Return a pattern for whole numbers from *low*, at least 1, to *high*; it has a lookahead for each bound."""
-    pattern = ZEROS + b"(?=(?:%b)(?![0-9]))" % _from(low)
-    return pattern if high is None else pattern + b"(?=(?:%b)(?![0-9]))" % _up_to(high)
+    pattern = ZEROS + b"(?=(?:%b)(?![0-9]))" % _at_least(low)
+    return pattern if high is None else pattern + b"(?=(?:%b)(?![0-9]))" % _at_most(high)
 
 
-def _from(low: int) -> bytes:
+def _at_least(low: int) -> bytes:
     digits = str(low).encode()
     texts = [b"[1-9][0-9]{%d,%d}" % (len(digits), NUMBER_CHARACTERS_MAX), digits]
-    for at, digit in enumerate(digits):
+    for index, digit in enumerate(digits):
         if digit < NINE:
-            texts.append(b"%b[%c-9][0-9]{%d}" % (digits[:at], digit + 1, len(digits) - at - 1))
+            texts.append(b"%b[%c-9][0-9]{%d}" % (digits[:index], digit + 1, len(digits) - index - 1))
     return b"|".join(texts)
 
 
-def _up_to(high: int) -> bytes:
+def _at_most(high: int) -> bytes:
     digits = str(high).encode()
     texts = [digits]
     if len(digits) > 1:
         texts.append(b"[1-9][0-9]{0,%d}" % (len(digits) - 2))
-    for at, digit in enumerate(digits):
-        least = ZERO_DIGIT if at else ZERO_DIGIT + 1
-        if digit > least:
-            texts.append(b"%b[%c-%c][0-9]{%d}" % (digits[:at], least, digit - 1, len(digits) - at - 1))
+    for index, digit in enumerate(digits):
+        lowest_digit = ZERO_DIGIT if index else ZERO_DIGIT + 1
+        if digit > lowest_digit:
+            texts.append(b"%b[%c-%c][0-9]{%d}" % (digits[:index], lowest_digit, digit - 1, len(digits) - index - 1))
     return b"|".join(texts)

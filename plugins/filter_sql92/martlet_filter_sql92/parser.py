@@ -161,10 +161,10 @@ class _Parser:
 
     def condition(self) -> Node:
         at = self._token.at
-        node = self._expression(OR)
+        node = self._parse_expression(OR)
         if self._token.kind != "end":
             raise self._unexpected("AND, OR or the end")
-        return self._boolean(node, at)
+        return self._check_boolean(node, at)
 
     # tokens
 
@@ -182,12 +182,12 @@ class _Parser:
         if not self._take(text):
             raise self._unexpected(text)
 
-    def _unexpected(self, wanted: str) -> Exception:
-        return mistake(self._text, self._token.at, f"expected {wanted}")
+    def _unexpected(self, expected: str) -> Exception:
+        return mistake(self._text, self._token.at, f"expected {expected}")
 
     # limits
 
-    def _made(self, node: Node, at: int) -> Node:
+    def _count_node(self, node: Node, at: int) -> Node:
         self._nodes += 1
         if self._nodes > self._limits.nodes:
             raise mistake(self._text, at, f"more than {self._limits.nodes} operators and operands")
@@ -198,13 +198,13 @@ class _Parser:
         self._depth += 1
         if self._depth > self._limits.depth:
             raise mistake(self._text, self._token.at, f"more than {self._limits.depth} levels of nesting")
-        node = self._expression(lowest)
+        node = self._parse_expression(lowest)
         self._depth -= 1
         return node
 
     # types
 
-    def _boolean(self, node: Node, at: int) -> Node:
+    def _check_boolean(self, node: Node, at: int) -> Node:
         """Return *node*, which must be a condition; a property counts as one."""
         if isinstance(node, (PropertyReference, *BOOLEANS)) or (
             isinstance(node, Constant) and isinstance(node.value, bool)
@@ -212,7 +212,7 @@ class _Parser:
             return node
         raise mistake(self._text, at, "expected a condition, found a value")
 
-    def _number(self, node: Node, at: int, operator: str) -> Node:
+    def _check_number(self, node: Node, at: int, operator: str) -> Node:
         """Return *node*, which must be a number; the text of a property may be one."""
         if isinstance(node, (PropertyReference, *NUMBERS)):
             return node
@@ -220,29 +220,29 @@ class _Parser:
             return node
         raise mistake(self._text, at, f"{operator} compares and computes numbers only")
 
-    def _string(self, node: Node, at: int, operator: str) -> Node:
+    def _check_string(self, node: Node, at: int, operator: str) -> Node:
         if isinstance(node, PropertyReference) or (isinstance(node, Constant) and isinstance(node.value, str)):
             return node
         raise mistake(self._text, at, f"{operator} is for properties and strings only")
 
-    def _equatable(self, node: Node, at: int) -> Node:
+    def _check_equatable(self, node: Node, at: int) -> Node:
         if isinstance(node, Constant) and node.value is None:
             raise mistake(self._text, at, "nothing equals NULL; use IS NULL or IS NOT NULL")
         return node
 
     # rules
 
-    def _expression(self, lowest: int) -> Node:
+    def _parse_expression(self, lowest: int) -> Node:
         """Parse operands joined by operators of precedence *lowest* or higher."""
         at = self._token.at
-        left = self._negation() if lowest <= NOT and self._take("NOT") else self._parse_signed()
+        left = self._parse_negation() if lowest <= NOT and self._take("NOT") else self._parse_signed()
         while (precedence := self._precedence()) >= lowest:
             if precedence <= AND:
-                left = self._series(left, at, precedence)
+                left = self._parse_series(left, at, precedence)
             elif precedence == COMPARISON:
-                left = self._comparison(left, at)
+                left = self._parse_predicate(left, at)
             else:
-                left = self._arithmetic(left, at, precedence)
+                left = self._parse_arithmetic(left, at, precedence)
         return left
 
     def _precedence(self) -> int:
@@ -250,30 +250,30 @@ class _Parser:
         token = self._token
         return PRECEDENCE.get(token.text, -1) if token.kind in ("keyword", "operator") else -1
 
-    def _series(self, left: Node, at: int, precedence: int) -> Node:
+    def _parse_series(self, left: Node, at: int, precedence: int) -> Node:
         """Parse the operands that OR or AND joins to *left*."""
-        word, operands = "OR" if precedence == OR else "AND", [self._boolean(left, at)]
+        word, operands = "OR" if precedence == OR else "AND", [self._check_boolean(left, at)]
         while self._take(word):
             at = self._token.at
-            operands.append(self._boolean(self._expression(precedence + 1), at))
-        return self._made(Or(tuple(operands)) if precedence == OR else And(tuple(operands)), at)
+            operands.append(self._check_boolean(self._parse_expression(precedence + 1), at))
+        return self._count_node(Or(tuple(operands)) if precedence == OR else And(tuple(operands)), at)
 
-    def _negation(self) -> Node:
+    def _parse_negation(self) -> Node:
         at = self._token.at
-        return self._made(Not(self._boolean(self._parse_nested(NOT), at)), at)
+        return self._count_node(Not(self._check_boolean(self._parse_nested(NOT), at)), at)
 
-    def _comparison(self, left: Node, at: int) -> Node:
+    def _parse_predicate(self, left: Node, at: int) -> Node:
         start = self._token.at
         node = self._parse_comparison(left, at) if self._token.text in COMPARATORS else self._parse_test(left, at)
-        return self._made(node, start)
+        return self._count_node(node, start)
 
     def _parse_comparison(self, left: Node, at: int) -> Node:
         """Parse a comparison operator and its right side after *left*."""
         operator = self._next().text
-        behind = self._token.at
-        right = self._expression(SUM)
-        check = self._equatable if operator in ("=", "<>") else lambda n, at: self._number(n, at, operator)
-        return Compare(operator, check(left, at), check(right, behind))
+        right_at = self._token.at
+        right = self._parse_expression(SUM)
+        check = self._check_equatable if operator in ("=", "<>") else lambda n, at: self._check_number(n, at, operator)
+        return Compare(operator, check(left, at), check(right, right_at))
 
     def _parse_test(self, left: Node, at: int) -> Node:
         """Parse IS NULL, BETWEEN, IN, LIKE or a search after *left*."""
@@ -286,26 +286,26 @@ class _Parser:
         if not word:
             raise self._unexpected("BETWEEN, IN, LIKE, CONTAINS, STARTSWITH or ENDSWITH after NOT")
         if word == "BETWEEN":
-            return self._between(self._number(left, at, word), negated)
-        left = self._string(left, at, word)
+            return self._parse_between(self._check_number(left, at, word), negated)
+        left = self._check_string(left, at, word)
         if word in SEARCHES:
             return Search(word, left, self._parse_quoted(), negated)
-        node: Node = self._in(left) if word == "IN" else self._like(left)
+        node: Node = self._parse_in(left) if word == "IN" else self._parse_like(left)
         return Not(node) if negated else node
 
-    def _between(self, left: Node, negated: bool) -> Node:
+    def _parse_between(self, left: Node, negated: bool) -> Node:
         at = self._token.at
-        low = self._number(self._expression(SUM), at, "BETWEEN")
+        low = self._check_number(self._parse_expression(SUM), at, "BETWEEN")
         self._expect("AND")
-        behind = self._token.at
-        high = self._number(self._expression(SUM), behind, "BETWEEN")
+        right_at = self._token.at
+        high = self._check_number(self._parse_expression(SUM), right_at, "BETWEEN")
         if isinstance(low, Constant) and isinstance(high, Constant) and low.value > high.value:  # type: ignore[operator]
             raise mistake(self._text, at, f"BETWEEN {low.value} AND {high.value} is empty; the lower bound comes first")
         if negated:
             return Or((Compare("<", left, low), Compare(">", left, high)))
         return And((Compare(">=", left, low), Compare("<=", left, high)))
 
-    def _in(self, left: Node) -> Node:
+    def _parse_in(self, left: Node) -> Node:
         self._expect("(")
         texts = {self._parse_quoted()}
         while self._take(","):
@@ -313,7 +313,7 @@ class _Parser:
         self._expect(")")
         return In(left, frozenset(texts))
 
-    def _like(self, left: Node) -> Node:
+    def _parse_like(self, left: Node) -> Node:
         at, pattern, escape = self._token.at, self._parse_quoted(), ""
         if self._take("ESCAPE"):
             at, escape = self._token.at, self._parse_quoted()
@@ -328,24 +328,24 @@ class _Parser:
             raise self._unexpected("a string in single quotes")
         return self._next().text
 
-    def _arithmetic(self, left: Node, at: int, precedence: int) -> Node:
+    def _parse_arithmetic(self, left: Node, at: int, precedence: int) -> Node:
         operator = self._next().text
-        behind = self._token.at
-        right = self._number(self._expression(precedence + 1), behind, operator)
-        return self._made(Arithmetic(operator, self._number(left, at, operator), right), at)
+        right_at = self._token.at
+        right = self._check_number(self._parse_expression(precedence + 1), right_at, operator)
+        return self._count_node(Arithmetic(operator, self._check_number(left, at, operator), right), at)
 
     def _parse_signed(self) -> Node:
         at = self._token.at
         sign = self._take("+", "-")
         if not sign:
-            return self._primary()
-        number = self._token.kind == "number"
-        if sign == "-" and number:
-            return self._made(Constant(self._literal(self._next(), -1)), at)
-        node = self._number(self._parse_nested(SIGN), self._token.at if number else at, sign)
-        return self._made(Negate(node), at) if sign == "-" else node
+            return self._parse_primary()
+        is_number = self._token.kind == "number"
+        if sign == "-" and is_number:
+            return self._count_node(Constant(self._literal(self._next(), -1)), at)
+        node = self._check_number(self._parse_nested(SIGN), self._token.at if is_number else at, sign)
+        return self._count_node(Negate(node), at) if sign == "-" else node
 
-    def _primary(self) -> Node:
+    def _parse_primary(self) -> Node:
         token = self._token
         if self._take("("):
             node = self._parse_nested(OR)
@@ -353,14 +353,14 @@ class _Parser:
             return node
         if token.kind == "keyword" and token.text in ("TRUE", "FALSE", "NULL"):
             self._next()
-            return self._made(Constant({"TRUE": True, "FALSE": False, "NULL": None}[token.text]), token.at)
+            return self._count_node(Constant({"TRUE": True, "FALSE": False, "NULL": None}[token.text]), token.at)
         if token.kind not in ("number", "string", "name"):
             reserved = f'a value; {token.text} is reserved, quote a property of that name: "{token.text}"'
             raise self._unexpected(reserved if token.text in KEYWORDS else "a value")
         self._next()
         if token.kind == "name":
-            return self._made(PropertyReference(token.text), token.at)
-        return self._made(Constant(token.text if token.kind == "string" else self._literal(token)), token.at)
+            return self._count_node(PropertyReference(token.text), token.at)
+        return self._count_node(Constant(token.text if token.kind == "string" else self._literal(token)), token.at)
 
     def _literal(self, token: Token, sign: int = 1) -> int | float:
         text = token.text

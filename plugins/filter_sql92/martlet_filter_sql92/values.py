@@ -77,11 +77,11 @@ class Values:
     """Finds the places in raw bytes where property *name* has a value for which *truth* is TRUE; thread-safe."""
 
     __slots__ = (
-        "_chosen",
         "_cost",
         "_find_all",
         "_iterate",
         "_key",
+        "_last_pattern",
         "_prefix",
         "_steps",
         "_truth",
@@ -101,37 +101,37 @@ class Values:
         self._iterate: Callable[[bytes | bytearray, int, int], Iterator[re.Match[bytes]]] = pattern.finditer
         self._verdicts: dict[bytes, bool] = {}
         # Values for which the condition is TRUE, and the pattern that finds them.
-        self._chosen: tuple[frozenset[bytes], re.Pattern[bytes] | None] = frozenset(), None
+        self._last_pattern: tuple[frozenset[bytes], re.Pattern[bytes] | None] = frozenset(), None
 
     def __call__(self, data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
         """Return the places in ``data[begin:end]``; None if there are too many, or too many values."""
-        values = self._values(data, begin, end)
-        wanted = self._select(values) if values is not None else None
-        if not wanted:
-            return None if wanted is None else []
-        pattern = self._pattern(wanted)
+        values = self._find_values(data, begin, end)
+        true_values = self._select_true(values) if values is not None else None
+        if not true_values:
+            return None if true_values is None else []
+        pattern = self._pattern(true_values)
         if pattern is None:
-            return [match.start() for match in self._iterate(data, begin, end) if match[1] in wanted]
+            return [match.start() for match in self._iterate(data, begin, end) if match[1] in true_values]
         return [match.start() for match in pattern.finditer(data, begin, end)]
 
-    def _values(self, data: bytes | bytearray, begin: int, end: int) -> set[bytes] | None:
+    def _find_values(self, data: bytes | bytearray, begin: int, end: int) -> set[bytes] | None:
         """Return all values in ``data[begin:end]``; None if there are too many."""
         values: list[bytes] = []
-        most = (end - begin) // BYTES_A_VALUE + VALUES_FREE
+        values_max = (end - begin) // BYTES_A_VALUE + VALUES_FREE
         while begin < end:
             stop = data.find(b"\x02", begin + PIECE_BYTES, end)  # no name and no value contains this byte
             if stop < 0:
                 stop = end
-            if stop - begin > 2 * PIECE_BYTES and data.count(self._key, begin, stop) > most:
+            if stop - begin > 2 * PIECE_BYTES and data.count(self._key, begin, stop) > values_max:
                 return None
             values += self._find_all(data, begin, stop)
-            if len(values) > most:
+            if len(values) > values_max:
                 return None
             begin = stop
         self._steps[0] += len(values) * STEPS_A_TAKEN
         return set(values)
 
-    def _select(self, values: set[bytes]) -> frozenset[bytes] | None:
+    def _select_true(self, values: set[bytes]) -> frozenset[bytes] | None:
         """Return the values of *values* for which the condition is TRUE; None if too many are new."""
         verdicts = self._verdicts
         if len(verdicts) >= VERDICTS_MAX:
@@ -154,15 +154,15 @@ class Values:
             return True
         return self._truth(_One(value.decode("utf-8", "replace") or None)) is True
 
-    def _pattern(self, wanted: frozenset[bytes]) -> re.Pattern[bytes] | None:
-        """Return a pattern that finds *wanted* and values wanted before; None if the pattern would be slow."""
-        values, pattern = self._chosen
-        if pattern is not None and wanted <= values:
+    def _pattern(self, true_values: frozenset[bytes]) -> re.Pattern[bytes] | None:
+        """Return a pattern that finds *true_values* and values searched before; None if the pattern would be slow."""
+        values, pattern = self._last_pattern
+        if pattern is not None and true_values <= values:
             return pattern
-        values = values | wanted if len(values | wanted) <= ALTERNATIVES_MAX else wanted
+        values = values | true_values if len(values | true_values) <= ALTERNATIVES_MAX else true_values
         if len(values) > ALTERNATIVES_MAX:
             return None
         texts = [re.escape(value) + (b"" if value[-1:] in UNSURE else END) for value in sorted(values)]
         pattern = re.compile(self._prefix + b"(?:" + b"|".join(texts) + b")")
-        self._chosen = values, pattern
+        self._last_pattern = values, pattern
         return pattern
