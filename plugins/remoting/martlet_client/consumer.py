@@ -137,34 +137,34 @@ class PushConsumer(NetworkClient):
         check_integer("retry_delay_level", retry_delay_level, -1, I32_MAX)
         check_seconds("suspend_s", suspend_s)
         _check_folder(offsets_folder, model)
-        network, shares = self.network, model is MessageModel.CLUSTERING
+        network, is_shared = self.network, model is MessageModel.CLUSTERING
         times_max = max_reconsume_times if max_reconsume_times >= 0 else UNLIMITED if orderly else RETRIES_MAX
         back = GiveBack(network, group, times_max, retry_delay_level)
-        offsets: Offsets = BrokerOffsets(network, group) if shares else LocalOffsets(offsets_folder)
+        offsets: Offsets = BrokerOffsets(network, group) if is_shared else LocalOffsets(offsets_folder)
         self.group = group
         self.model = model
         self.orderly = orderly
         self.started_ms = network.clock.now_ms()
         self.listening = Listening(listener, concurrency, self._fail)
-        self.subscriptions = SubscribedTopics(network, group, subscriptions, shares, self._fail)
+        self.subscriptions = SubscribedTopics(network, group, subscriptions, is_shared, self._fail)
         self.queues: dict[MessageQueue, ConsumedQueue] = {}
-        self._share = QueueShare(network, group, _allocation(allocation) if shares else None)
-        self._locks = Locks(network, group, self.queues) if orderly and shares else None
+        self._share = QueueShare(network, group, _allocation(allocation) if is_shared else None)
+        self._locks = Locks(network, group, self.queues) if orderly and is_shared else None
         workers: Workers
         if orderly:
-            give_up = back.send_to_retry_topic if shares else _let_go
+            give_up = back.send_to_retry_topic if is_shared else _log_failure
             workers = OrderedWorkers(self.listening, give_up, suspend_s, times_max, self._locks)
         else:
-            workers = ConcurrentWorkers(self.listening, back.give_back if shares else _let_go, concurrency)
+            workers = ConcurrentWorkers(self.listening, back.give_back if is_shared else _log_failure, concurrency)
         self._starting_offsets = StartingOffsets(network, offsets, consume_from, consume_from_ms)
         self._assigned = AssignedQueues(
-            lambda queue, found: QueuePulls(network, group, queue, found, pull_messages, shares),
+            lambda queue, selection: QueuePulls(network, group, queue, selection, pull_messages, is_shared),
             CacheLimits(pull_messages, cached_messages_max, cached_bytes_max),
             offsets,
             self._starting_offsets,
             workers,
             self.queues,
-            self._left,
+            self._rebalance_after_leaving,
         )
         self._rebalance_wanted = trio.Event()
         self._loops = trio.CancelScope()
@@ -246,7 +246,7 @@ class PushConsumer(NetworkClient):
         """Wake the rebalance loop instead of waiting for its next turn."""
         self._rebalance_wanted.set()
 
-    def _left(self, queue: MessageQueue) -> None:
+    def _rebalance_after_leaving(self, queue: MessageQueue) -> None:
         if queue.topic in self.subscriptions.by_topic:
             # It may be assigned to us again, with another expression.
             self._rebalance_soon()
@@ -254,24 +254,24 @@ class PushConsumer(NetworkClient):
     async def _rebalance_loop(self) -> None:
         interval_s = ROUTELESS_INTERVAL_S / 2
         while True:
-            missing = self.subscriptions.is_route_missing
-            interval_s = min(interval_s * 2, REBALANCE_INTERVAL_S) if missing else REBALANCE_INTERVAL_S
+            is_route_missing = self.subscriptions.is_route_missing
+            interval_s = min(interval_s * 2, REBALANCE_INTERVAL_S) if is_route_missing else REBALANCE_INTERVAL_S
             with trio.move_on_after(interval_s):
                 await self._rebalance_wanted.wait()
             self._rebalance_wanted = trio.Event()
-            if missing and not await self.subscriptions.fetch_missing_routes():
+            if is_route_missing and not await self.subscriptions.fetch_missing_routes():
                 interval_s = min(interval_s, UNREACHABLE_MAX_S)
             await self._rebalance()
 
     async def _rebalance(self) -> None:
         """Take the queues that are assigned now, and release those that no longer are."""
-        changed = False
+        is_changed = False
         for topic, subscription in list(self.subscriptions.by_topic.items()):
             share = await self._share.find(topic)
             # The subscription may have changed during the request.
             if share is not None and self.subscriptions.by_topic.get(topic) is subscription:
-                changed = self._assigned.update(subscription, share) or changed
-        if changed:
+                is_changed = self._assigned.update(subscription, share) or is_changed
+        if is_changed:
             log.info("group %r: %s consumes %d queues", self.group, self.client_id, len(self.queues))
             await self.network.send_heartbeats()
 
@@ -281,8 +281,8 @@ class PushConsumer(NetworkClient):
             await self._assigned.commit_all()
 
 
-def _allocation(given: Allocation | None) -> Allocation:
-    return Average() if given is None else check_allocation(given)
+def _allocation(allocation: Allocation | None) -> Allocation:
+    return Average() if allocation is None else check_allocation(allocation)
 
 
 def _check_folder(folder: object, model: MessageModel) -> None:
@@ -294,7 +294,7 @@ def _check_folder(folder: object, model: MessageModel) -> None:
         raise ValueError(f"{text}, so leave it out")
 
 
-async def _let_go(message: ReceivedMessage | DamagedMessage) -> bool:
+async def _log_failure(message: ReceivedMessage | DamagedMessage) -> bool:
     """Log the failure: a broadcasting group has no retry topic."""
     log.warning("message at offset %d of %s failed and is not tried again", message.queue_offset, message.queue)
     return True

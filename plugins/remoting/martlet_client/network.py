@@ -121,12 +121,12 @@ class ClientSettings(Struct, frozen=True):
 
     def name_servers(self) -> list[str]:
         """Return the addresses in ``name_server``; raises BadAddress if there is none, or a malformed one."""
-        found = [address.strip() for address in self.name_server.replace(",", ";").split(";") if address.strip()]
-        if not found:
+        addresses = [address.strip() for address in self.name_server.replace(",", ";").split(";") if address.strip()]
+        if not addresses:
             raise BadAddress(f"name server {self.name_server!r} is empty; {ADDRESS_EXAMPLE}")
-        for address in found:
+        for address in addresses:
             split_address(address)
-        return found
+        return addresses
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -203,9 +203,9 @@ class Network:
             return
         async with trio.open_nursery() as nursery:
             for address in self.broker_addresses():
-                nursery.start_soon(self._beat, address, body)
+                nursery.start_soon(self._send_heartbeat, address, body)
 
-    async def _beat(self, address: str, body: bytes) -> None:
+    async def _send_heartbeat(self, address: str, body: bytes) -> None:
         try:
             await self.ask(address, RequestCode.HEART_BEAT, {}, body)
         except ClientError as error:
@@ -225,7 +225,7 @@ class Network:
     def connected_brokers(self) -> list[str]:
         """Return the addresses of brokers with an open connection."""
         return [
-            address for address in self.broker_addresses() if (found := self._links.get(address)) and not found.closed
+            address for address in self.broker_addresses() if (link := self._links.get(address)) and not link.closed
         ]
 
     async def link(self, address: str) -> Link:
@@ -234,21 +234,21 @@ class Network:
         Raises:
           ConnectionLost: it cannot be opened in time.
         """
-        found = self._links.get(address)
-        if found is not None and not found.closed:
-            return found
+        link = self._links.get(address)
+        if link is not None and not link.closed:
+            return link
         opening = self._openings.get(address)
         if opening is None:
             if self._nursery is None:
                 raise ClientClosed("client is not open; enter it with 'async with' first")
             opening = self._openings[address] = _Opening()
-            self._nursery.start_soon(self._carry_out, address, opening)
+            self._nursery.start_soon(self._open_and_introduce, address, opening)
         await opening.over.wait()
         if opening.link is None:
             raise ConnectionLost(address, opening.why)
         return opening.link
 
-    async def _carry_out(self, address: str, opening: "_Opening") -> None:
+    async def _open_and_introduce(self, address: str, opening: "_Opening") -> None:
         try:
             link = await self._open(address)
             await self._introduce(link)
@@ -394,9 +394,9 @@ class Network:
                 ) from error
             raise
         route = decode_route(answer.body)
-        changed = self.routes.get(topic) != route
+        is_changed = self.routes.get(topic) != route
         self.routes[topic] = route
-        if changed:
+        if is_changed:
             self.routes_changed()
         return route
 

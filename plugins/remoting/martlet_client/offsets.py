@@ -131,7 +131,7 @@ class LocalOffsets:
         self.folder = folder
         self._disk = disk or RealDisk()
         self._table: dict[MessageQueue, int] = {}
-        self._changed = False
+        self._is_changed = False
         if folder is not None and FILE_NAME in self._disk.names(str(folder)):
             self._table = _read_table(self._content(str(folder / FILE_NAME)))
 
@@ -148,19 +148,19 @@ class LocalOffsets:
 
     async def write(self, queue: MessageQueue, offset: int) -> None:
         """Remember *offset*; `flush` writes it to the file."""
-        self._changed = self._changed or self._table.get(queue) != offset
+        self._is_changed = self._is_changed or self._table.get(queue) != offset
         self._table[queue] = offset
 
     async def flush(self) -> None:
         """Replace the whole file, so that a crash leaves either the old or the new one; failures are logged."""
-        if self.folder is None or not self._changed:
+        if self.folder is None or not self._is_changed:
             return
-        self._changed = False
+        self._is_changed = False
         data = bodies.dump({"offsetTable": self._table})
         try:
             await self._disk.off_loop(partial(self._replace, str(self.folder), data))
         except OSError as error:
-            self._changed = True
+            self._is_changed = True
             log.warning("offsets were not written to %s: %s", self.folder, error)
 
     def _replace(self, folder: str, data: bytes) -> None:

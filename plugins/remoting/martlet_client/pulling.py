@@ -168,7 +168,7 @@ async def pull(network: Network, queue: MessageQueue, header: PullHeader, code: 
     status = _STATUSES.get(answer.code)
     if status is None:
         raise BrokerError(answer.code, answer.remark or "", address)
-    return _pulled(answer, status, queue.broker_name, header.offset)
+    return _decode_pull(answer, status, queue.broker_name, header.offset)
 
 
 @final
@@ -229,8 +229,8 @@ class QueuePulls:
         await trio.sleep(PAUSE_S)
 
 
-def _pulled(answer: Command, status: PullStatus, broker_name: str, first_offset: int) -> Pulled:
-    messages = _decode_pulled(answer.body, broker_name, first_offset) if status is PullStatus.FOUND else []
+def _decode_pull(answer: Command, status: PullStatus, broker_name: str, first_offset: int) -> Pulled:
+    messages = _decode_messages_of_pull(answer.body, broker_name, first_offset) if status is PullStatus.FOUND else []
     return Pulled(
         status,
         [message for message in messages if isinstance(message, ReceivedMessage)],
@@ -251,7 +251,9 @@ def decode_messages(body: bytes, broker_name: str) -> list[ReceivedMessage | Dam
     return [received(record, broker_name) for record in _records(body, broker_name)]
 
 
-def _decode_pulled(body: bytes, broker_name: str, first_offset: int) -> list[ReceivedMessage | DamagedMessage]:
+def _decode_messages_of_pull(
+    body: bytes, broker_name: str, first_offset: int
+) -> list[ReceivedMessage | DamagedMessage]:
     """Like `decode_messages`, but return the messages of inner batches, from *first_offset* on, in place of these."""
     messages: list[ReceivedMessage | DamagedMessage] = []
     for record in _records(body, broker_name):
