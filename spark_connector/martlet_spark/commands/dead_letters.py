@@ -79,16 +79,16 @@ def _show_causes(arguments: Any, source: Mapping[str, str], letters: "Letters") 
     from martlet_spark.pipelines.session import plain_errors
 
     with in_spark(arguments, "dead-letter", "reading", "tasks") as (session, show), plain_errors():
-        chosen = read_letters(session, source, letters)
-        found = causes(chosen, arguments.by)
+        chosen_letters = read_letters(session, source, letters)
+        cause_rows = causes(chosen_letters, arguments.by)
         with tasks_shown(session, show, arguments.export or ""):
             if arguments.export:
-                chosen.write.option("compression", "zstd").parquet(arguments.export)
-            rows = [row.asDict(recursive=True) for row in found.limit(arguments.rows).collect()]
+                chosen_letters.write.option("compression", "zstd").parquet(arguments.export)
+            rows = [row.asDict(recursive=True) for row in cause_rows.limit(arguments.rows).collect()]
     if arguments.json:
         print_json({"causes": rows, **({"exported": arguments.export} if arguments.export else {})})
     else:
-        print_table([_flat(row) for row in rows], [*found.columns[:-1], "example"])
+        print_table([_flat(row) for row in rows], [*cause_rows.columns[:-1], "example"])
         if arguments.export:
             print(f"exported to {arguments.export}")
     return Exit.OK

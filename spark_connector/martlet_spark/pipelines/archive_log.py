@@ -114,11 +114,11 @@ def advance(log: ArchiveLog, start: RowPlace, last: int, *, rows_max: int = 0, b
     while place.version <= last:
         files = log.files(place.version, place.snapshot)
         for number in range(place.file, len(files)):
-            file, first = files[number], place.row if number == place.file else 0
+            file, first_row = files[number], place.row if number == place.file else 0
             if size and bytes_max and size + file.bytes > bytes_max:
                 return replace(place, file=number, row=0)
             size += file.bytes
-            rows += file.rows - first
+            rows += file.rows - first_row
             if rows_max and rows > rows_max:
                 return replace(place, file=number, row=file.rows - (rows - rows_max))
         place = RowPlace(place.version + 1, snapshot=place.snapshot)

@@ -122,18 +122,18 @@ def read_slice(location: Location, part: Slice) -> Iterator[pa.RecordBatch]:
                 for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[number]):
                     first, after = max(part.first - at, 0), min(part.end - at, len(batch))
                     if first < after:
-                        yield _whole(batch.slice(first, after - first), part, schema)
+                        yield _with_path_columns(batch.slice(first, after - first), part, schema)
                     at += len(batch)
             done += rows
 
 
-def _whole(batch: pa.RecordBatch, part: Slice, schema: pa.Schema) -> pa.RecordBatch:
+def _with_path_columns(batch: pa.RecordBatch, part: Slice, schema: pa.Schema) -> pa.RecordBatch:
     """Return *batch* with the columns topic and date, whose values are in the path of its file."""
-    known = {
+    path_columns = {
         "topic": pa.repeat(pa.scalar(part.file.topic), len(batch)),
         "date": pa.repeat(pa.scalar(date.fromisoformat(part.file.date), pa.date32()), len(batch)),
     }
-    columns = [known[field.name] if field.name in known else batch.column(field.name) for field in schema]
+    columns = [path_columns[field.name] if field.name in path_columns else batch.column(field.name) for field in schema]
     return pa.RecordBatch.from_arrays(
         [
             column if column.type == field.type else column.cast(field.type)

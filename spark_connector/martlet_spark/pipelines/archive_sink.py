@@ -58,17 +58,17 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         return _Files(query, written)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        found = [each for each in messages if isinstance(each, _Files)]
-        if not found:
+        task_files = [each for each in messages if isinstance(each, _Files)]
+        if not task_files:
             return
-        files = [file for each in found for file in each.files]
+        files = [file for each in task_files for file in each.files]
         with self._location.plain_errors():
             commits = open_commits(self._location, self._kind)
-            if commits.has(found[0].query, batchId):
+            if commits.has(task_files[0].query, batchId):
                 commits.drop(files)
             else:
                 check_run(self._location, self._run)
-                commits.commit(found[0].query, batchId, files)
+                commits.commit(task_files[0].query, batchId, files)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """Do nothing: the batch may have been committed; if not, its next run replaces its files."""

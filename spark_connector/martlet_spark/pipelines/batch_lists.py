@@ -143,12 +143,12 @@ class BatchLists:
         Raises:
           FileNotFoundError: the batch has no list of its own.
         """
-        known, lists = self._joined
-        if batch not in known or batch not in lists:
+        batches, lists = self._joined
+        if batch not in batches or batch not in lists:
             text = self._load(f"{self._folder}/{_name(range(batch, batch + 1))}")
             if text is not None:
-                own: dict[str, Any] = json.loads(text)
-                return own
+                batch_list: dict[str, Any] = json.loads(text)
+                return batch_list
         for span in SPANS:
             first = batch - batch % span
             joined = self._read_joined(range(first, first + span))

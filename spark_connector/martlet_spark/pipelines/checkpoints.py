@@ -27,15 +27,19 @@ def check_bound(session: "SparkSession", checkpoint: str, what: str, chosen: Map
     Raises:
       OptionError: the checkpoint was bound to other options, or is another program's.
     """
-    before, given = _bound(session, checkpoint), _given(chosen)
-    if before == given or _last_batch(session, f"{checkpoint}/offsets") is None:
+    old_options, new_options = _bound(session, checkpoint), _given(chosen)
+    if old_options == new_options or _last_batch(session, f"{checkpoint}/offsets") is None:
         return
-    if before is None:
+    if old_options is None:
         text = f"checkpoint {checkpoint!r} belongs to another query, or its file {NOTE} was removed"
         raise OptionError(f"{text}; give another checkpoint, which begins from the start")
-    changed = [name for name in sorted({*before, *given}) if before.get(name) != given.get(name)]
-    said = ", ".join(f"{name} {before[name]!r}" if before.get(name) else f"no {name}" for name in changed)
-    text = f"checkpoint {checkpoint!r} belongs to a {what} with {said}"
+    changed_names = [
+        name for name in sorted({*old_options, *new_options}) if old_options.get(name) != new_options.get(name)
+    ]
+    old_values = ", ".join(
+        f"{name} {old_options[name]!r}" if old_options.get(name) else f"no {name}" for name in changed_names
+    )
+    text = f"checkpoint {checkpoint!r} belongs to a {what} with {old_values}"
     raise OptionError(f"{text}; give the same, or another checkpoint, which begins from the start")
 
 

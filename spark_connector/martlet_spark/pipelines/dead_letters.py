@@ -118,14 +118,14 @@ def resend(
       OptionError: an option is invalid, or the checkpoint belongs to another selection.
     """
     limits = {"startingOffsets": "earliest", "maxBytesPerTrigger": str(plan.batch_bytes)}
-    chosen = _choices(letters, plan)
+    choices = _choices(letters, plan)
     with plain_errors():
-        check_bound(session, plan.checkpoint, "resend", chosen)
+        check_bound(session, plan.checkpoint, "resend", choices)
         stream = session.readStream.format("martlet").options(**letters.options(source), **limits).load()
-        found = letters.select(stream).withColumn("to", _target(plan))
-        found = found.observe(OBSERVED + LEFT_OUT, F.count_if(F.isnull("to")).alias("count")).where("`to` IS NOT NULL")
-        writer = send_again(found, source, plan.checkpoint, plan.topic, plan.guarantee)
-        bind(session, plan.checkpoint, chosen)
+        rows = letters.select(stream).withColumn("to", _target(plan))
+        rows = rows.observe(OBSERVED + LEFT_OUT, F.count_if(F.isnull("to")).alias("count")).where("`to` IS NOT NULL")
+        writer = send_again(rows, source, plan.checkpoint, plan.topic, plan.guarantee)
+        bind(session, plan.checkpoint, choices)
         query = writer.trigger(availableNow=True).start()
         return follow_query(query, show, observed=(SENT, LEFT_OUT, UNDECODED))
 

@@ -105,13 +105,13 @@ def write_parts(
       PipelineError: a newer run has removed some of the files.
     """
     with ExitStack() as undo:
-        found = _Files(filesystem, root, batch, task, undo)
+        files = _Files(filesystem, root, batch, task, undo)
         for each in batches:
             for key, rows in _split(each):
-                found.add(key, rows)
-        written = found.close()
+                files.add(key, rows)
+        written_files = files.close()
         undo.pop_all()
-    return written
+    return written_files
 
 
 @final
@@ -158,12 +158,12 @@ class _Files:
 
 def _split(batch: pa.RecordBatch) -> Iterator[tuple[Key, pa.RecordBatch]]:
     """Yield the rows of each topic and date, without these two columns."""
-    plain = batch.drop_columns(list(PARTITIONS))
+    message_columns = batch.drop_columns(list(PARTITIONS))
     topics, days = batch["topic"], batch["date"]
     keys = pa.Table.from_arrays([topics, days], names=list(PARTITIONS)).group_by(list(PARTITIONS)).aggregate([])
-    found: list[dict[str, Any]] = keys.to_pylist()
-    for key in found:
-        rows = plain
-        if len(found) > 1:
-            rows = plain.filter(pc.and_(pc.equal(topics, key["topic"]), pc.equal(days, key["date"])))
+    key_rows: list[dict[str, Any]] = keys.to_pylist()
+    for key in key_rows:
+        rows = message_columns
+        if len(key_rows) > 1:
+            rows = message_columns.filter(pc.and_(pc.equal(topics, key["topic"]), pc.equal(days, key["date"])))
         yield (key["topic"], key["date"]), rows

@@ -137,9 +137,9 @@ def _svg(chart: Chart) -> str:
             lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         dots = [(x(when + half), y(value)) for when, value in series]
         lines += [f'<circle cx="{across:.1f}" cy="{down:.1f}" r="2" fill="{colour}"/>' for across, down in dots]
-        at = HEIGHT + 18 * number
-        lines.append(f'<rect x="{LEFT}" y="{at - 8}" width="12" height="8" fill="{colour}"/>')
-        lines.append(f'<text x="{LEFT + 18}" y="{at}">{escape(topic)}</text>')
+        legend_y = HEIGHT + 18 * number
+        lines.append(f'<rect x="{LEFT}" y="{legend_y - 8}" width="12" height="8" fill="{colour}"/>')
+        lines.append(f'<text x="{LEFT + 18}" y="{legend_y}">{escape(topic)}</text>')
     return "\n".join([*lines, "</svg>"])
 
 

@@ -133,20 +133,20 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise _plain(error) from error
+        raise _explain_error(error) from error
 
 
-def _plain(error: Exception) -> SparkConnectorError:
+def _explain_error(error: Exception) -> SparkConnectorError:
     text = str(error)
-    found = OWN_ERROR.findall(text)
-    if not found and OTHER_PYTHON.search(text):
+    own_errors = OWN_ERROR.findall(text)
+    if not own_errors and OTHER_PYTHON.search(text):
         python = os.environ.get("PYSPARK_DRIVER_PYTHON") or os.environ.get("PYSPARK_PYTHON") or "python3"
         where = f"Spark runs Python as {python!r}, which on one of its machines does not exist or lacks this package"
         hint = "install the package on all of them at the same path, and name its Python in PYSPARK_PYTHON"
         return PipelineError(f"{where}: {_short(error)}; {hint}")
-    if not found:
+    if not own_errors:
         return PipelineError(f"Spark failed: {_short(error)}")
-    kind, text = found[-1]
+    kind, text = own_errors[-1]
     return OptionError(text) if kind == "OptionError" else PipelineError(text)
 
 

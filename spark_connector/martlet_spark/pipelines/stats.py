@@ -53,7 +53,7 @@ def message_stats(
     messages = (
         session.read.format("martlet").options(**{"undecodableBody": RAW, **source, "columns": SOURCE_COLUMNS}).load()
     )
-    measured = messages.selectExpr(
+    measures = messages.selectExpr(
         f"timestamp_seconds(floor(unix_seconds(store_ts) / {window_s}) * {window_s}) AS window",
         "topic",
         "tag",
@@ -65,13 +65,13 @@ def message_stats(
     )
     columns: list[tuple[str, str]] = [*COLUMNS]
     if group:
-        known = session.createDataFrame(
+        group_offsets = session.createDataFrame(
             _committed_rows(source, group), "topic string, broker string, queue int, read bigint"
         )
-        measured = measured.join(F.broadcast(known), ["topic", "broker", "queue"], "left")
+        measures = measures.join(F.broadcast(group_offsets), ["topic", "broker", "queue"], "left")
         columns.append(("lag", "count_if(`offset` >= coalesce(read, 0))"))
-    found = measured.groupBy("window", "topic", "tag").agg(*(F.expr(text).alias(name) for name, text in columns))
-    return found.selectExpr("window", "topic", "tag", *(each for name, _ in columns for each in _flat(name)))
+    statistics = measures.groupBy("window", "topic", "tag").agg(*(F.expr(text).alias(name) for name, text in columns))
+    return statistics.selectExpr("window", "topic", "tag", *(each for name, _ in columns for each in _flat(name)))
 
 
 def per_topic(found: "DataFrame") -> "DataFrame":
@@ -100,15 +100,15 @@ def committed_offsets(source: Mapping[str, str], group: str) -> dict[MessageQueu
     subscribed = Subscribed.of(source)
     cluster = subscribed.cluster
     queues, routes = sorted(subscribed.bounds()), subscribed.routes()
-    found: dict[MessageQueue, int] = {}
+    offsets: dict[MessageQueue, int] = {}
     for topic, broker in sorted({(queue.topic, queue.broker_name) for queue in queues}):
-        own = [queue for queue in queues if (queue.topic, queue.broker_name) == (topic, broker)]
-        answers = cluster.ask_broker(topic, routes[topic], broker, partial(_query, group, own))
-        for queue, answer in zip(own, answers, strict=True):
+        broker_queues = [queue for queue in queues if (queue.topic, queue.broker_name) == (topic, broker)]
+        answers = cluster.ask_broker(topic, routes[topic], broker, partial(_query, group, broker_queues))
+        for queue, answer in zip(broker_queues, answers, strict=True):
             if answer.code != ResponseCode.QUERY_NOT_FOUND:
                 check(answer, f"offset of group {group!r} in topic {topic!r}", f"broker {broker!r}")
-            found[queue] = answer.integer("offset") if answer.code == ResponseCode.SUCCESS else 0
-    return found
+            offsets[queue] = answer.integer("offset") if answer.code == ResponseCode.SUCCESS else 0
+    return offsets
 
 
 def _query(group: str, queues: list[MessageQueue], connection: BrokerConnection) -> list[AnswerFrame]:

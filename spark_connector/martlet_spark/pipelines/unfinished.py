@@ -72,25 +72,25 @@ def remove_unfinished(filesystem: pafs.FileSystem, root: str, last: int, listed:
     """Remove files of uncommitted batches; batches up to *last* are committed, and *last* has the files *listed*."""
     marker = f"{root}/{WRITING}/{COMPLETE}"
     if filesystem.get_file_info(marker).type is pafs.FileType.NotFound:
-        _remove_unnoted(filesystem, root, last, listed())
+        _remove_files_without_note(filesystem, root, last, listed())
         write_whole(filesystem, marker, b"")
     selector = pafs.FileSelector(f"{root}/{WRITING}", allow_not_found=True)
     names = [info.base_name for info in filesystem.get_file_info(selector)]
     notes = [name for name in names if batch_of(name) is not None]
-    kept = listed() if any(batch_of(name) == last for name in notes) else ()
+    listed_files = listed() if any(batch_of(name) == last for name in notes) else ()
 
     def remove(name: str) -> None:
         note = f"{root}/{WRITING}/{name}"
         for path in (read_whole(filesystem, note) or "").splitlines():
-            if batch_of(name) != last or path not in kept:
-                for each in {open_path(filesystem, f"{root}/{path}"), f"{root}/{path}"}:
-                    _remove(filesystem, each)
+            if batch_of(name) != last or path not in listed_files:
+                for file_path in {open_path(filesystem, f"{root}/{path}"), f"{root}/{path}"}:
+                    _remove(filesystem, file_path)
         _remove(filesystem, note)
 
     each_of(remove, notes)
 
 
-def _remove_unnoted(filesystem: pafs.FileSystem, root: str, last: int, listed: Collection[str]) -> None:
+def _remove_files_without_note(filesystem: pafs.FileSystem, root: str, last: int, listed: Collection[str]) -> None:
     """Remove files of uncommitted batches by listing the whole archive."""
     selector = pafs.FileSelector(root, allow_not_found=True, recursive=True)
     for info in filesystem.get_file_info(selector):

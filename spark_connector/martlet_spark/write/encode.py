@@ -155,14 +155,16 @@ def _label(label: str, column_name: str) -> Callable[[Any], list[Any]]:
 
     def make(column: Any) -> list[Any]:
         texts = column.cast(pa.string())
-        wrong = pc.filter(texts, pc.match_substring_regex(texts, SEPARATORS))
-        if len(wrong):
-            text = f"{wrong[0].as_py()!r:.80} contains U+0001 or U+0002, which separate properties; remove them"
+        separators_texts = pc.filter(texts, pc.match_substring_regex(texts, SEPARATORS))
+        if len(separators_texts):
+            text = (
+                f"{separators_texts[0].as_py()!r:.80} contains U+0001 or U+0002, which separate properties; remove them"
+            )
             raise WriteError(f"{column_name} {text}")
         values = texts.cast(pa.binary())
-        whole = pc.binary_join_element_wise(label.encode() + b"\x01", values, b"\x02", NONE)
-        given = pc.greater(pc.fill_null(pc.binary_length(values), 0), 0)
-        return [pc.if_else(given, whole, NONE)]
+        labelled_values = pc.binary_join_element_wise(label.encode() + b"\x01", values, b"\x02", NONE)
+        is_not_empty = pc.greater(pc.fill_null(pc.binary_length(values), 0), 0)
+        return [pc.if_else(is_not_empty, labelled_values, NONE)]
 
     return make
 

@@ -137,8 +137,8 @@ class _Beginning:
     def begin_at(self, brokers: frozenset[str]) -> None:
         """Begin at *brokers* and at all brokers that they know, until each broker knows all."""
         self.names |= brokers
-        while late := [each for each in self.names - self._retired if not self.names <= self._known_by(each)]:
-            for broker in sorted(late):
+        while brokers_behind := [each for each in self.names - self._retired if not self.names <= self._known_by(each)]:
+            for broker in sorted(brokers_behind):
                 answer = _begin(self._cluster, self._transaction, self._topic, broker, self.names)
                 if answer.code != ResponseCode.SUCCESS:
                     raise WriteError(refused("begin of a transaction", _any_queue(broker), answer))
@@ -165,10 +165,10 @@ class _Beginning:
                 _end(self._cluster, self._transaction, broker, self.epochs[broker], sequence, is_decided=is_decided)
 
 
-def _others(cluster: Cluster, transaction: Transaction, topic: str, asked: frozenset[str]) -> frozenset[str]:
+def _others(cluster: Cluster, transaction: Transaction, topic: str, asked_brokers: frozenset[str]) -> frozenset[str]:
     """Return the other brokers that know the producer: its topic may have left all brokers that had it."""
-    found: list[str] = []
-    for broker in cluster.masters().keys() - asked:
+    brokers: list[str] = []
+    for broker in cluster.masters().keys() - asked_brokers:
         try:
             answer = _begin(cluster, transaction, topic, broker, None)
         except WriteError:
@@ -178,8 +178,8 @@ def _others(cluster: Cluster, transaction: Transaction, topic: str, asked: froze
         if answer.code == ResponseCode.ILLEGAL_OPERATION:
             raise WriteError(refused("begin of a transaction", _any_queue(broker), answer))
         if answer.code == ResponseCode.SUCCESS and answer.integer("epoch"):
-            found.append(broker)
-    return frozenset(found)
+            brokers.append(broker)
+    return frozenset(brokers)
 
 
 def _begin(

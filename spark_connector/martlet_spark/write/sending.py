@@ -190,14 +190,14 @@ class Outbox:
             try:
                 lane.post(request)
             except ConnectionBroken as error:
-                self._again([*lane.drop(), request], str(error))
+                self._send_again([*lane.drop(), request], str(error))
 
     def _settle(self, lane: Lane) -> None:
         """Wait for an answer from *lane*."""
         try:
             request, answer = lane.receive()
         except ConnectionBroken as error:
-            self._again(lane.drop(), str(error))
+            self._send_again(lane.drop(), str(error))
             return
         if not request.place.timed:
             self._busy.discard(request.queue)
@@ -206,13 +206,13 @@ class Outbox:
                 "%s: they are stored, but the broker could not flush or copy them in time", refusal(request, answer)
             )
         elif answer.code in BUSY:
-            self._again([request], refusal(request, answer))
+            self._send_again([request], refusal(request, answer))
             return
         elif answer.code != ResponseCode.SUCCESS:
             raise WriteError(refusal(request, answer))
         self._tries = attempts(self._cluster.timeout_s)
 
-    def _again(self, requests: list[SendRequest], why: str) -> None:
+    def _send_again(self, requests: list[SendRequest], why: str) -> None:
         """Queue the failed *requests* before all others."""
         if next(self._tries, None) is None:
             queue = requests[0].queue

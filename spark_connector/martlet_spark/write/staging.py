@@ -216,10 +216,10 @@ def commit(
       WriteError: a broker refuses or does not answer. Others may have committed: repeat the call, or begin a new run.
     """
     by_broker = _by_broker(parts)
-    known = frozenset().union(*[part.brokers for part in parts])
-    if any(part.brokers != known for part in parts):
+    brokers = frozenset().union(*[part.brokers for part in parts])
+    if any(part.brokers != brokers for part in parts):
         # Tasks with other topics know other brokers: each broker has to know all of them before one commits.
-        begin(cluster, parts[0].transaction, parts[0].queue.topic, known, retired)
+        begin(cluster, parts[0].transaction, parts[0].queue.topic, brokers, retired)
     for first, names in by_broker[1:]:
         _end(cluster, RequestCode.PREPARE_EXTERNAL_TRANSACTION, first, names, content)
     for first, names in by_broker:

@@ -102,17 +102,22 @@ class Targets:
         if (numbers != numbers[0]).any():
             order = np.argsort(numbers, kind="stable")
             rows, numbers = rows.take(pa.array(order)), numbers[order]
-        encoded = self._encoder.encode(rows)
+        encoded_rows = self._encoder.encode(rows)
         ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(rows)]
-        first = 0
+        start = 0
         for end in ends:
-            place = self._places[numbers[first]]
-            while first < end:
-                limit = encoded.bounds[first] + self._chunk_bytes
-                after = int(np.searchsorted(encoded.bounds, limit, "right")) - 1
-                after = min(max(after, first + 1), first + CHUNK_MESSAGES_MAX, end)
-                yield BatchBody(place, encoded.slice(first, after), after - first, encoded.bounds[after] > limit)
-                first = after
+            place = self._places[numbers[start]]
+            while start < end:
+                limit = encoded_rows.bounds[start] + self._chunk_bytes
+                chunk_end = int(np.searchsorted(encoded_rows.bounds, limit, "right")) - 1
+                chunk_end = min(max(chunk_end, start + 1), start + CHUNK_MESSAGES_MAX, end)
+                yield BatchBody(
+                    place,
+                    encoded_rows.slice(start, chunk_end),
+                    chunk_end - start,
+                    encoded_rows.bounds[chunk_end] > limit,
+                )
+                start = chunk_end
 
     def _number(self, place: RowTarget) -> int:
         if place not in self._numbers:
@@ -145,36 +150,40 @@ class Targets:
         numbers = np.asarray(codes.indices)
         return [(name, np.flatnonzero(numbers == number)) for number, name in enumerate(names)]
 
-    def _place(self, topic: str, rows: Any, at: Integers, found: Integers) -> None:
-        """Write the place numbers of *rows*, all of this topic, to *found* at the indexes *at*."""
+    def _place(self, topic: str, rows: Any, row_indexes: Integers, place_numbers: Integers) -> None:
+        """Write the place numbers of *rows*, all of this topic, to *place_numbers* at the indexes *row_indexes*."""
         queues, names = self._queues_of(topic), rows.schema.names
-        found[at] = self._number(RowTarget(topic))
+        place_numbers[row_indexes] = self._number(RowTarget(topic))
         if "key" in names:
             keys = rows.column("key").cast(pa.binary())
-            given = np.asarray(pc.greater(pc.fill_null(pc.binary_length(keys), 0), 0))
-            if given.any():
-                each = np.array([self._number(RowTarget(topic, *_place_of(queue))) for queue in queues])
-                found[at[given]] = each[_hashes(keys.filter(pa.array(given))) % len(queues)]
+            has_key = np.asarray(pc.greater(pc.fill_null(pc.binary_length(keys), 0), 0))
+            if has_key.any():
+                queue_numbers = np.array([self._number(RowTarget(topic, *_place_of(queue))) for queue in queues])
+                place_numbers[row_indexes[has_key]] = queue_numbers[
+                    _hashes(keys.filter(pa.array(has_key))) % len(queues)
+                ]
         if "queue" in names:
-            self._place_named(topic, rows, at, found, queues)
+            self._place_named(topic, rows, row_indexes, place_numbers, queues)
 
     def _place_named(
-        self, topic: str, rows: Any, at: Integers, found: Integers, queues: Sequence[MessageQueue]
+        self, topic: str, rows: Any, row_indexes: Integers, place_numbers: Integers, queues: Sequence[MessageQueue]
     ) -> None:
         """Like `_place`, for the rows that name their queue."""
-        named = rows.column("queue").is_valid()
-        if not named.true_count:
+        has_queue = rows.column("queue").is_valid()
+        if not has_queue.true_count:
             return
-        chosen = rows.filter(named)
-        ids = np.asarray(chosen.column("queue"))
+        rows_with_queue = rows.filter(has_queue)
+        ids = np.asarray(rows_with_queue.column("queue"))
         if "broker" in rows.schema.names:
-            codes = chosen.column("broker").fill_null("").dictionary_encode()
+            codes = rows_with_queue.column("broker").fill_null("").dictionary_encode()
             brokers, numbers = codes.dictionary.to_pylist(), np.asarray(codes.indices)
         else:
             brokers, numbers = [""], np.zeros(len(ids), np.int64)
         pairs, back = np.unique(np.stack((numbers, ids)), axis=1, return_inverse=True)
         places = [_named_queue(topic, brokers[number], queue_id, queues) for number, queue_id in pairs.T.tolist()]
-        found[at[np.asarray(named)]] = np.array([self._number(place) for place in places])[back.reshape(-1)]
+        place_numbers[row_indexes[np.asarray(has_queue)]] = np.array([self._number(place) for place in places])[
+            back.reshape(-1)
+        ]
 
 
 def _timed_rows(rows: Any) -> Any:
