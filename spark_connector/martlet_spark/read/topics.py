@@ -136,7 +136,7 @@ def _find_named(topic: str, name: str, queues: Iterable[MessageQueue], option: s
             raise OptionError(f"option {option} names topic {topic!r}; the query reads {', '.join(topics) or 'none'}")
         ids = ", ".join(str(queue.queue_id) for queue in queues if queue.topic == topic)
         raise OptionError(
-            f"option {option} names queue {name!r} of topic {topic!r}, which it does not have; its queues are {ids}"
+            f"option {option} names queue {name!r}, which topic {topic!r} does not have; its queues are {ids}"
         )
     return named_queues
 
