@@ -9,7 +9,7 @@ from martlet.message import Placed
 from martlet.records.layout import Buffer
 from martlet.store.queues.queues import Queue
 
-__all__ = ["AppendItem", "AppendResult", "body_of", "born_host_of", "properties_of", "queue_of", "sys_flag_of"]
+__all__ = ["AppendItem", "AppendResult", "body_of", "properties_of", "queue_of", "sys_flag_of"]
 
 # A message: its queue, body, properties and tag code (`Writer.code_of`), flag, sysFlag, born ms and born host,
 # reconsume times, and the position of its prepared message. A tuple, because protocols make one for each message.
@@ -19,7 +19,6 @@ queue_of: Final[Callable[[AppendItem], Queue]] = itemgetter(0)
 body_of: Final[Callable[[AppendItem], Buffer]] = itemgetter(1)
 properties_of: Final[Callable[[AppendItem], bytes]] = itemgetter(2)
 sys_flag_of: Final[Callable[[AppendItem], int]] = itemgetter(5)
-born_host_of: Final[Callable[[AppendItem], bytes]] = itemgetter(7)
 
 
 @final

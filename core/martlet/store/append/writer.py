@@ -41,7 +41,6 @@ from martlet.store.append.items import (
     AppendItem,
     AppendResult,
     body_of,
-    born_host_of,
     properties_of,
     queue_of,
     sys_flag_of,
@@ -173,7 +172,7 @@ class Writer:
                 self._check(body_of(item), properties_of(item))  # names the message that cannot be stored
         size = sum(body_sizes) + len(all_properties)
         # An overhead includes two IPv4 hosts of 8 bytes; the hosts of these records may be longer.
-        size += sum([queue_of(item).overhead + len(born_host_of(item)) for item in items])
+        size += sum([queue.overhead + len(born_host) for queue, _, _, _, _, _, _, born_host, _, _ in items])
         size += len(items) * (len(self.store_host) - 16)
         is_odd = _are_odd(all_properties)
         if is_odd:

@@ -139,8 +139,8 @@ class DryDisk:
         try:
             if not self._is_file(fd):
                 return DIRECTORY
-            found = names[name] = _File(path, self.below.size(fd))
-            return found
+            file = names[name] = _File(path, self.below.size(fd))
+            return file
         finally:
             self.below.close(fd)
 
@@ -148,19 +148,19 @@ class DryDisk:
         return self.below.open(file.source, read_only=True) if file.source else NOTHING
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
-        found = self._find(path)
+        entry = self._find(path)
         if create:
-            if found is not None:
+            if entry is not None:
                 raise _error(errno.EEXIST, path)
             if not isinstance(self._find(os.path.dirname(path)), _Directory):
                 raise _error(errno.ENOENT, path)
-            found = _File("", 0)
-            self._set(path, found)
-        if not isinstance(found, _File):
-            raise _error(errno.ENOENT if found is None else errno.EISDIR, path)
+            entry = _File("", 0)
+            self._set(path, entry)
+        if not isinstance(entry, _File):
+            raise _error(errno.ENOENT if entry is None else errno.EISDIR, path)
         fd = self._next_fd
         self._next_fd += 1
-        self._open[fd] = found, self._open_source(found)
+        self._open[fd] = entry, self._open_source(entry)
         return fd
 
     def close(self, fd: int) -> None:
@@ -186,13 +186,13 @@ class DryDisk:
         end = min(position + size, file.size)
         if source != NOTHING and not file.pages and end <= file.limit:
             return self.below.read(source, max(end - position, 0), position)
-        parts: list[bytes] = []
+        pieces: list[bytes] = []
         while position < end:
-            number, within = divmod(position, PAGE_BYTES)
-            part = bytes(self._page(file, source, number)[within : within + end - position])
-            parts.append(part)
-            position += len(part)
-        return b"".join(parts)
+            number, at = divmod(position, PAGE_BYTES)
+            piece = bytes(self._page(file, source, number)[at : at + end - position])
+            pieces.append(piece)
+            position += len(piece)
+        return b"".join(pieces)
 
     def read_now(self, fd: int, size: int, position: int) -> bytes | bytearray | None:
         return self.read(fd, size, position)
@@ -201,19 +201,19 @@ class DryDisk:
         file, source = self._open[fd]
         view = memoryview(data)
         while view:
-            number, within = divmod(position, PAGE_BYTES)
-            part = view[: PAGE_BYTES - within]
+            number, at = divmod(position, PAGE_BYTES)
+            piece = view[: PAGE_BYTES - at]
             page = file.pages.get(number)
             if page is None:
                 page = file.pages[number] = bytearray(self._page(file, source, number))
-            page[within : within + len(part)] = part
-            position += len(part)
-            view = view[len(part) :]
+            page[at : at + len(piece)] = piece
+            position += len(piece)
+            view = view[len(piece) :]
             file.size = max(file.size, position)
 
     def path_size(self, path: str) -> int:
-        found = self._find(path)
-        return found.size if isinstance(found, _File) else -1
+        entry = self._find(path)
+        return entry.size if isinstance(entry, _File) else -1
 
     def truncate(self, fd: int, size: int) -> None:
         self._open[fd][0].truncate(size)
@@ -223,11 +223,11 @@ class DryDisk:
 
     def next_data(self, fd: int, position: int) -> int:
         file, source = self._open[fd]
-        found = self.below.next_data(source, position) if position < file.limit else file.limit
-        found = found if found < file.limit else file.size
-        first = position // PAGE_BYTES
-        written = min((number for number in file.pages if number >= first), default=None)
-        return found if written is None else min(found, max(written * PAGE_BYTES, position), file.size)
+        data_at = self.below.next_data(source, position) if position < file.limit else file.limit
+        data_at = data_at if data_at < file.limit else file.size
+        first_page = position // PAGE_BYTES
+        written_page = min((number for number in file.pages if number >= first_page), default=None)
+        return data_at if written_page is None else min(data_at, max(written_page * PAGE_BYTES, position), file.size)
 
     # ---- names
 
@@ -239,36 +239,36 @@ class DryDisk:
         """Do nothing, as `sync`."""
 
     def make_directory(self, path: str) -> None:
-        while path.strip("/") and (found := self._find(path)) is not DIRECTORY:
-            if found is not None:
+        while path.strip("/") and (entry := self._find(path)) is not DIRECTORY:
+            if entry is not None:
                 raise _error(errno.EEXIST, path)
             self._set(path, DIRECTORY)
             path = os.path.dirname(path)
 
     def names(self, path: str) -> list[str]:
-        known = set(self.below.names(path))
+        names = set(self.below.names(path))
         for name, entry in self._entries.get(path, {}).items():
             if entry is None:
-                known.discard(name)
+                names.discard(name)
             else:
-                known.add(name)
-        return sorted(known)
+                names.add(name)
+        return sorted(names)
 
     def rename(self, source: str, target: str) -> None:
-        found = self._find(source)
-        if not isinstance(found, _File):
-            raise _error(errno.ENOENT if found is None else errno.EISDIR, source)
+        entry = self._find(source)
+        if not isinstance(entry, _File):
+            raise _error(errno.ENOENT if entry is None else errno.EISDIR, source)
         self._set(source, None)
-        self._set(target, found)
+        self._set(target, entry)
 
     def _set(self, path: str, entry: Entry) -> None:
         names, name = self._place(path)
         names[name] = entry
 
     def unlink(self, path: str) -> None:
-        found = self._find(path)
-        if not isinstance(found, _File):
-            raise _error(errno.ENOENT if found is None else errno.EISDIR, path)
+        entry = self._find(path)
+        if not isinstance(entry, _File):
+            raise _error(errno.ENOENT if entry is None else errno.EISDIR, path)
         self._set(path, None)
 
     def remove_directory(self, path: str) -> None:

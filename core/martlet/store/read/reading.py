@@ -162,16 +162,16 @@ def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def bounds(queue: Queue, offset: int, end: int) -> ReadResult | None:
     """Return the result for an *offset* outside of the queue; None if it is inside."""
-    first = queue.first_offset
-    if first <= offset < end:
+    first_offset = queue.first_offset
+    if first_offset <= offset < end:
         return None
     if end == 0:
-        return ReadResult(ReadStatus.EMPTY, 0, first, end)
-    if offset < first:
-        return ReadResult(ReadStatus.TOO_SMALL, first, first, end)
+        return ReadResult(ReadStatus.EMPTY, 0, first_offset, end)
+    if offset < first_offset:
+        return ReadResult(ReadStatus.TOO_SMALL, first_offset, first_offset, end)
     if offset == end:
-        return ReadResult(ReadStatus.AT_END, offset, first, end)
-    return ReadResult(ReadStatus.BEYOND_END, end, first, end)
+        return ReadResult(ReadStatus.AT_END, offset, first_offset, end)
+    return ReadResult(ReadStatus.BEYOND_END, end, first_offset, end)
 
 
 def _lose_blanks(result: ReadResult, offset: int, data: bytes) -> None:
@@ -188,18 +188,18 @@ def _with_codes(data: bytes, codes: frozenset[int] | None, count_max: int) -> tu
     if codes is None:
         count = len(data) // ENTRY_BYTES
         return data, range(count), count
-    indexes, covered = matching_entries(data, codes, count_max)
+    indexes, checked_count = matching_entries(data, codes, count_max)
     if len(indexes) * ENTRY_BYTES < len(data):
         data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in indexes])
-    return data, indexes, covered
+    return data, indexes, checked_count
 
 
 def _narrow(
-    data: bytes, found: list[int] | range, covered: int, search: NeedleSearch, count_max: int
+    data: bytes, indexes: list[int] | range, covered_count: int, search: NeedleSearch, count_max: int
 ) -> tuple[bytes, list[int] | range, int]:
     """Return the first *count_max* entries of *data* whose records may match, their indexes, and the number checked.
 
-    Arguments and results are as in `matching_entries`: *found* has the indexes of the entries in *data*.
+    Arguments and results are as in `matching_entries`: *indexes* has the indexes of the entries in *data*.
     """
     likely, checked = search.candidates(data, count_max)
     if likely is None:
@@ -207,11 +207,11 @@ def _narrow(
     if len(likely) > count_max:
         checked = likely[count_max]
         del likely[count_max:]
-    if checked < len(found):
-        covered = found[checked]
-    if len(likely) < len(found):
+    if checked < len(indexes):
+        covered_count = indexes[checked]
+    if len(likely) < len(indexes):
         data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in likely])
-    return data, [found[i] for i in likely], covered
+    return data, [indexes[i] for i in likely], covered_count
 
 
 def _columns(data: bytes) -> tuple[int, list[int], list[int], list[int]] | None:
@@ -235,11 +235,11 @@ def _runs(view: memoryview, low: int, starts: list[int], ends: list[int]) -> lis
     """Return the records from *starts* to *ends* as parts of *view*, which begins at *low*; adjacent records are one
     part.
     """
-    later = starts[1:]
-    if ends[:-1] == later:
+    next_starts = starts[1:]
+    if ends[:-1] == next_starts:
         return [view[starts[0] - low : ends[-1] - low]]
-    apart = list(map(ne, ends, later))
-    starts = [starts[0], *compress(later, apart)]
+    apart = list(map(ne, ends, next_starts))
+    starts = [starts[0], *compress(next_starts, apart)]
     ends = [*compress(ends, apart), ends[-1]]
     return [view[start - low : end - low] for start, end in zip(starts, ends, strict=True)]
 
@@ -338,30 +338,30 @@ class LogReader:
             window = scan
             if self.tells and (codes is not None or predicate is not None):
                 _lose_blanks(result, offset, data)
-            data, found, covered = _with_codes(data, codes, max_messages if predicate is None else tests)
-            whole = covered
-            if search is not None and len(found) >= NARROWED_MIN:
-                data, found, covered = _narrow(data, found, covered, search, tests)
-            before = len(result.pieces)
-            taken, full = 0, -1
+            data, indexes, checked_count = _with_codes(data, codes, max_messages if predicate is None else tests)
+            all_checked = checked_count
+            if search is not None and len(indexes) >= NARROWED_MIN:
+                data, indexes, checked_count = _narrow(data, indexes, checked_count, search, tests)
+            pieces_before = len(result.pieces)
+            unchecked_count, index = 0, -1
             if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
-                taken = self._collect_unchecked(result, data, max_messages, budget_bytes, load)
-            if taken < len(found):
-                left, rest = found[taken:], data[taken * ENTRY_BYTES :]
-                full = self._collect(
-                    result, queue, offset, left, rest, max_messages, budget_bytes, predicate, load, wait
+                unchecked_count = self._collect_unchecked(result, data, max_messages, budget_bytes, load)
+            if unchecked_count < len(indexes):
+                indexes_left, entries_left = indexes[unchecked_count:], data[unchecked_count * ENTRY_BYTES :]
+                index = self._collect(
+                    result, queue, offset, indexes_left, entries_left, max_messages, budget_bytes, predicate, load, wait
                 )
             if queue.light:
-                _write_places(result.pieces, before, queue, offset, found, data)
-            if full == NOT_AT_HAND:
+                _write_places(result.pieces, pieces_before, queue, offset, indexes, data)
+            if index == NOT_AT_HAND:
                 return None
-            if full >= 0:
-                offset += full
+            if index >= 0:
+                offset += index
                 break
-            offset += covered
+            offset += checked_count
             if predicate is not None:
-                tests -= len(found)
-            if result.count >= max_messages or tests <= 0 or covered < whole:
+                tests -= len(indexes)
+            if result.count >= max_messages or tests <= 0 or checked_count < all_checked:
                 break
         if result.status is ReadStatus.REMOVED and not result.count:
             offset = max(offset, queue.first_offset)
@@ -383,9 +383,9 @@ class LogReader:
             result.status = ReadStatus.REMOVED
             return queue.first_offset
         result.status = ReadStatus.HOLE
-        after = queue.tail_offset if offset < queue.tail_offset < stop else stop
-        result.lose(offset, after)
-        return after
+        next_offset = queue.tail_offset if offset < queue.tail_offset < stop else stop
+        result.lose(offset, next_offset)
+        return next_offset
 
     def _collect(
         self,
@@ -465,31 +465,35 @@ class LogReader:
         The caller continues one by one: at the end of the budget, at a page that is not at hand or needs checks, or at
         an odd entry.
         """
-        taken, count_max, left = 0, max_messages - result.count, budget_bytes - result.size
+        collected_count, count_max, budget_left = 0, max_messages - result.count, budget_bytes - result.size
         is_at_hand = True
         for at in range(0, min(count_max * ENTRY_BYTES, len(data)), BLOCK_ENTRIES * ENTRY_BYTES):
-            columns = _columns(data[at : at + min(BLOCK_ENTRIES, count_max - taken) * ENTRY_BYTES])
+            columns = _columns(data[at : at + min(BLOCK_ENTRIES, count_max - collected_count) * ENTRY_BYTES])
             if columns is None:
                 break
             origin, starts, ends, sizes = columns
-            fitting = bisect_right(list(accumulate(sizes)), left)
-            first = 0
-            while first < fitting:
-                page = self._page(origin + starts[first], sizes[first], load)
+            fitting_count = bisect_right(list(accumulate(sizes)), budget_left)
+            index = 0
+            while index < fitting_count:
+                page = self._page(origin + starts[index], sizes[index], load)
                 is_at_hand = page is not None and (page.trusted or not self.verify)
                 if page is None or not is_at_hand:
                     break
                 low = page.base - origin
-                last = bisect_right(ends, page.end - origin, first, fitting)
-                result.pieces += _runs(page.view, low, starts[first:last], ends[first:last])
-                taken += last - first
-                left -= sum(sizes[first:last])
-                first = last
-            if fitting < len(sizes) or not is_at_hand:
+                end_index = bisect_right(ends, page.end - origin, index, fitting_count)
+                result.pieces += _runs(page.view, low, starts[index:end_index], ends[index:end_index])
+                collected_count += end_index - index
+                budget_left -= sum(sizes[index:end_index])
+                index = end_index
+            if fitting_count < len(sizes) or not is_at_hand:
                 break
-        if taken:
-            result.count, result.size, result.status = result.count + taken, budget_bytes - left, ReadStatus.FOUND
-        return taken
+        if collected_count:
+            result.count, result.size, result.status = (
+                result.count + collected_count,
+                budget_bytes - budget_left,
+                ReadStatus.FOUND,
+            )
+        return collected_count
 
     def _is_wanted(
         self,
@@ -503,7 +507,7 @@ class LogReader:
     ) -> bool:
         """Return whether the record in *page* is undamaged and *predicate* selects it; note damage in *result*."""
         start = position - page.base
-        if not page.trusted and not self._intact(page.view, start, end - page.base, position, queue, offset):
+        if not page.trusted and not self._is_intact(page.view, start, end - page.base, position, queue, offset):
             self.on_damage(position, queue, offset)
             result.lose(offset, offset + 1)
             return False
@@ -514,11 +518,11 @@ class LogReader:
         page = self._page(position, size, self.pages.load)
         if page is None:
             result.lose(offset, offset + 1)
-        if page is None and size != BLANK_SIZE and size != 0 and not self._gone(result, position):
+        if page is None and size != BLANK_SIZE and size != 0 and not self._note_removed(result, position):
             self.on_damage(position, queue, offset)
         return page
 
-    def _gone(self, result: ReadResult, position: int) -> bool:
+    def _note_removed(self, result: ReadResult, position: int) -> bool:
         """Return whether retention removed *position*; the read then reports this unless it finds a record."""
         if position < 0 or position >= self.pages.segments.start:
             return False
@@ -543,7 +547,7 @@ class LogReader:
         data = self.pages.read(position, size)
         return Page(position, data, page.trusted) if len(data) == size else None
 
-    def _intact(self, view: memoryview, start: int, end: int, position: int, queue: Queue, offset: int) -> bool:
+    def _is_intact(self, view: memoryview, start: int, end: int, position: int, queue: Queue, offset: int) -> bool:
         """Return whether the bytes are the undamaged record that the entry describes."""
         if not self.verify:
             return True
