@@ -650,7 +650,7 @@ def _no_keeper(right: Any) -> Any:
 
 BUGS: Final[tuple[Bug, ...]] = (
     bug("ack before flush", (ServerPeer, "hold_until", _ignored)),
-    bug("answers released when written", (Rounds, "_queue", _release_early)),
+    bug("answers released when written", (Rounds, "_send_or_hold", _release_early)),
     bug("read past durable", (Readers, "read_near", _read_past_durable)),
     bug("lost wake-up", (ParkedPulls, "_release_matching", _lose_wake_up)),
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
