@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @final
 class QueueShare:
-    """A member's share of the queues of a topic: what *allocation* gives it, or all of them without one."""
+    """A member's share of the queues of a topic, by *allocation*; None gives each member all queues."""
 
     def __init__(self, network: Network, group: str, allocation: Allocation | None) -> None:
         self.network = network

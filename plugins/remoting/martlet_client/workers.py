@@ -128,7 +128,7 @@ class OrderedWorkers:
             consumed.finished.set()
 
     async def _lock(self, consumed: ConsumedQueue) -> bool:
-        """Return once the queue is locked, if it must be; False if it was stopped before."""
+        """Lock the queue if this kind of worker needs locks; return False if the consumer left the queue first."""
         while self._locks is not None and not consumed.is_locked:
             if consumed.stopped:
                 return False

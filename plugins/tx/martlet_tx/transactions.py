@@ -412,7 +412,7 @@ def _decode(data: Buffer, start: int = 0, *, check_body: bool = True) -> HalfMes
 
 
 def _portion(offsets: Sequence[int], result: ReadResult) -> HalfMessages:
-    """Return the half messages at *offsets* that *result* has, which was read from the first of them on."""
+    """Return the half messages at *offsets* in *result*, a read that began at the first offset."""
     count = max(bisect_left(offsets, result.next_offset), 1)
     offsets_to_read = set(offsets[:count])
     halves = {

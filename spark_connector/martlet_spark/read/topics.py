@@ -190,7 +190,7 @@ class QueryBound:
     def _each(
         self, table: Mapping[str, Mapping[str, int]], bounds: Mapping[MessageQueue, Bounds], option: str
     ) -> dict[MessageQueue, int]:
-        """Return the number of each queue in *table*, which must name all of them, as in Spark's Kafka source."""
+        """Return the number of each queue in *table*; *table* must name all queues, as in Spark's Kafka source."""
         found: dict[MessageQueue, int] = {}
         for topic, numbers in table.items():
             for name, number in numbers.items():

@@ -112,7 +112,7 @@ async def _check_within(consumer: PullConsumer, offset: int, queues: list[Messag
 
 
 async def choose_queues(consumer: PullConsumer, topic: str, queue_id: int | None) -> list[MessageQueue]:
-    """Return the readable queues of *topic*; only those with *queue_id* unless it is None."""
+    """Return the readable queues of *topic*: all, or with a *queue_id* the queues that have it."""
     queues = await consumer.queues(topic)
     if not queues:
         raise ClientError(f"topic {topic!r} has no readable queue; `martlet topic list --all` shows its permissions")

@@ -180,12 +180,12 @@ class RemotingState:
 
 
 def supports_delays(broker: Broker) -> bool:
-    """Return whether a plugin holds delayed messages; if not, they are refused, as they would be delivered at once."""
+    """Return whether a plugin holds delayed messages; without one, sends of delayed messages are refused."""
     return broker.capability(Timers) is not None
 
 
 def supports_transactions(broker: Broker) -> bool:
-    """Return whether a plugin holds half messages; if not, they are refused, as they would be delivered."""
+    """Return whether a plugin holds half messages; without one, sends of half messages are refused."""
     return broker.capability(Transactions) is not None
 
 

@@ -343,7 +343,7 @@ def _failed_before(data: Buffer, failures: int) -> bytes:
 
 
 def _as_of_topic(context: RequestContext, pop: Pop, data: Buffer, delivery: Delivery) -> bytes:
-    """Return the records in *data*, which are of a retry topic, with the topic of *pop*, as RocketMQ returns them.
+    """Return the records of a retry topic in *data*, changed to the topic of *pop*, as RocketMQ does.
 
     A property of each record has its handle. A record that would become too long stays as it is stored: clients
     understand both.

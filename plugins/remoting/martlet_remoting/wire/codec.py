@@ -163,7 +163,7 @@ class FrameBuffer:
         if self._error:
             return
         if self._position < len(self._data):
-            self._keep_rest()
+            self._keep_incomplete_frame()
         if not self._pieces:
             self._data = data
             self._position = 0
@@ -192,16 +192,16 @@ class FrameBuffer:
         start = self._position
         available = len(data) - start
         if available < 4:
-            self._keep_rest()
+            self._keep_incomplete_frame()
             return None
         length: int = _LENGTH.unpack_from(data, start)[0]
         if length < 4 or length > self.frame_bytes_max:
-            raise self._broken(RemoteProtocolError(_length_text(length, self.frame_bytes_max, self._key)))
+            raise self._record_error(RemoteProtocolError(_length_text(length, self.frame_bytes_max, self._key)))
         end = start + 4 + length
         if end > len(data):
             if available >= PREFIX_BYTES and (text := _prefix_text(data, start, length, self.header_bytes_max)):
-                raise self._broken(RemoteProtocolError(text))
-            self._keep_rest()
+                raise self._record_error(RemoteProtocolError(text))
+            self._keep_incomplete_frame()
             return None
         self._position = end
         if length > GIVE_BACK_BYTES:
@@ -211,7 +211,7 @@ class FrameBuffer:
         try:
             return _decode(data, start + 4, end, self.header_bytes_max)
         except RemoteProtocolError as error:
-            raise self._broken(error) from error.__cause__
+            raise self._record_error(error) from error.__cause__
 
     def next_run(self) -> SendRun | AckRun | None:
         """Return the next sends and ends of transactions, or acknowledgements of popped messages.
@@ -290,19 +290,19 @@ class FrameBuffer:
         try:
             return _decode_pieces(pieces, need, self.header_bytes_max)
         except RemoteProtocolError as error:
-            raise self._broken(error) from error.__cause__
+            raise self._record_error(error) from error.__cause__
 
     def commands(self) -> Iterator[Command]:
         """Yield every complete command; raises like `next_command`, after the valid ones."""
         while (command := self.next_command()) is not None:
             yield command
 
-    def _keep_rest(self) -> None:
+    def _keep_incomplete_frame(self) -> None:
         """Keep the incomplete frame as a piece; the pieces are joined once, when the frame is complete."""
         if self._position < len(self._data):
-            rest = self._data[self._position :]
-            self._keep(rest)
-            self._need = self._wanted(rest)
+            frame_start = self._data[self._position :]
+            self._keep(frame_start)
+            self._need = self._bytes_to_examine(frame_start)
         self._data = b""
         self._position = 0
 
@@ -317,15 +317,15 @@ class FrameBuffer:
         else:
             pieces.append(bytearray(data))
 
-    def _wanted(self, rest: bytes) -> int:
-        """Return the number of bytes of the frame that begins with *rest* at which to examine it again."""
-        if len(rest) < PREFIX_BYTES:
+    def _bytes_to_examine(self, frame_start: bytes) -> int:
+        """Return the number of bytes of the frame that begins with *frame_start* at which to examine it again."""
+        if len(frame_start) < PREFIX_BYTES:
             # next_command reports an invalid length when it examines the bytes again.
-            possible = len(rest) < 4 or 4 <= _LENGTH.unpack_from(rest)[0] <= self.frame_bytes_max
-            return PREFIX_BYTES if possible else 4
-        return 4 + int(_LENGTH.unpack_from(rest)[0])
+            is_possible = len(frame_start) < 4 or 4 <= _LENGTH.unpack_from(frame_start)[0] <= self.frame_bytes_max
+            return PREFIX_BYTES if is_possible else 4
+        return 4 + int(_LENGTH.unpack_from(frame_start)[0])
 
-    def _broken(self, error: RemoteProtocolError) -> RemoteProtocolError:
+    def _record_error(self, error: RemoteProtocolError) -> RemoteProtocolError:
         self._error = str(error)
         self._data = b""
         self._forget_pieces()

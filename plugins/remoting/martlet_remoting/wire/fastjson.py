@@ -233,7 +233,7 @@ def _no_json(body: bytes, error: Exception) -> RemoteProtocolError:
 
 
 def integer(value: object, default: int = 0) -> int:
-    """Return *value*, a number or a text of one, as C++ clients send it; *default* if it is neither.
+    """Return the whole number *value*, also from a text (C++ clients send texts); *default* for any other value.
 
     Raises:
       RemoteProtocolError: the number does not fit 64 bits.

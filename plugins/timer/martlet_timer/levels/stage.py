@@ -66,7 +66,7 @@ class LevelStage:
         return Stage(self.hold, properties=(LEVEL.decode(),))
 
     def hold(self, message: Message) -> Message:
-        """Return *message*, changed so that it is stored in the schedule topic if it has a level.
+        """Return *message*; a message with a level gets the schedule topic as its topic.
 
         A level above the table counts as the highest one, and 0 or a negative one as none.
 
