@@ -21,23 +21,23 @@ def take_over(owner: Owner, topic: str, group: str, queue_id: int, leases: Mappi
         return 0
     queue, key = known_topic.queue(queue_id), Key("", group, topic, queue_id)
     committed = min(owner.groups.offsets.get(group, topic, queue_id), queue.next_offset)
-    known = {offset: lease for offset, lease in leases.items() if queue.first_offset <= offset < queue.next_offset}
+    existing = {offset: lease for offset, lease in leases.items() if queue.first_offset <= offset < queue.next_offset}
     if committed >= 0:
-        known = {offset: lease for offset, lease in known.items() if offset < committed}
-    if not known:
+        existing = {offset: lease for offset, lease in existing.items() if offset < committed}
+    if not existing:
         return 0
-    owner.groups.offsets.commit(group, topic, queue_id, min(known))
-    if committed < 0 or len(known) > room:
-        owner.notes.begin(key, min(known))
+    owner.groups.offsets.commit(group, topic, queue_id, min(existing))
+    if committed < 0 or len(existing) > room:
+        owner.notes.begin(key, min(existing))
         return 0
-    _take_over(owner, key, committed, known, queue)
-    return len(known)
+    _replace_leases(owner, key, committed, existing, queue)
+    return len(existing)
 
 
-def _take_over(owner: Owner, key: Key, committed: int, leases: Mapping[int, LeaseState], queue: Queue) -> None:
+def _replace_leases(owner: Owner, key: Key, committed: int, leases: Mapping[int, LeaseState], queue: Queue) -> None:
     """Replace the stored state below *committed*; the stored state of later messages is still right."""
-    old = owner.notes.stored(key)
-    if old is not None and old.next <= queue.next_offset:
-        later = {offset: lease for offset, lease in old.leases.items() if offset >= committed}
-        leases, committed = {**leases, **later}, max(committed, old.next)
+    stored = owner.notes.stored(key)
+    if stored is not None and stored.next <= queue.next_offset:
+        later = {offset: lease for offset, lease in stored.leases.items() if offset >= committed}
+        leases, committed = {**leases, **later}, max(committed, stored.next)
     owner.notes.begin_with(key, committed, leases)

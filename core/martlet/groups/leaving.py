@@ -23,24 +23,24 @@ class Leaving:
 
     def __init__(self) -> None:
         self._members: deque[Member] = deque()
-        self._rung = trio.Event()
+        self._work = trio.Event()
 
     def leave(self, members: Iterable[Member]) -> None:
         """Remove *members*, the first ones at once."""
-        found = list(members)
-        for member in found:
+        leaving = list(members)
+        for member in leaving:
             member.credit = 0
-        for member in found[:LEAVES_A_SLICE]:
+        for member in leaving[:LEAVES_A_SLICE]:
             member.leave()
-        self._members.extend(found[LEAVES_A_SLICE:])
+        self._members.extend(leaving[LEAVES_A_SLICE:])
         if self._members:
-            self._rung.set()
+            self._work.set()
 
     async def run(self, turns: Turns) -> None:
         """Remove the others, until cancelled."""
         while True:
-            await self._rung.wait()
-            self._rung = trio.Event()
+            await self._work.wait()
+            self._work = trio.Event()
             await turns.finish(self._leave())
 
     def _leave(self) -> Steps[None]:

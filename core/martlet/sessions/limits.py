@@ -37,13 +37,13 @@ class SessionQuota:
         size, config, limit = filter_bytes(topic_filter, options), self._config, self._note_bytes_max // 2
         if size > limit:
             raise Refused(Reason.ILLEGAL, f"a filter takes {size} bytes; shorten it to {limit}")
-        before = state.filters.get(topic_filter)
-        more = size - (filter_bytes(topic_filter, before) if before is not None else 0)
-        if more > 0 and state.size + more > config.session_bytes_max:
+        replaced = state.filters.get(topic_filter)
+        added_bytes = size - (filter_bytes(topic_filter, replaced) if replaced is not None else 0)
+        if added_bytes > 0 and state.size + added_bytes > config.session_bytes_max:
             text = f"the session has too many filters; delivery.session_bytes_max is {config.session_bytes_max}"
             raise Refused(Reason.BUSY, text)
         total = self._table.bytes + self.unstored_bytes
-        if more > 0 and total + more > config.sessions_bytes_max:
+        if added_bytes > 0 and total + added_bytes > config.sessions_bytes_max:
             text = f"all sessions take {total} bytes; delivery.sessions_bytes_max allows no more filters"
             raise Refused(Reason.BUSY, text)
 
@@ -52,12 +52,12 @@ class SessionQuota:
         limit, config = self.data_bytes_max, self._config
         if len(data) > limit:
             raise Refused(Reason.ILLEGAL, f"the data of a session has {len(data)} bytes; shorten it to {limit}")
-        before, size = (state.data, state.size) if state is not None else (b"", 0)
-        more = len(data) - len(before)
-        if more > 0 and size + more > config.session_bytes_max:
+        replaced, size = (state.data, state.size) if state is not None else (b"", 0)
+        added_bytes = len(data) - len(replaced)
+        if added_bytes > 0 and size + added_bytes > config.session_bytes_max:
             text = f"the session has {size} bytes; delivery.session_bytes_max is {config.session_bytes_max}"
             raise Refused(Reason.BUSY, f"{text}, which leaves no room for {len(data)} bytes of data")
         total = self._table.bytes + self.unstored_bytes
-        if more > 0 and total + more > config.sessions_bytes_max:
+        if added_bytes > 0 and total + added_bytes > config.sessions_bytes_max:
             text = f"all sessions take {total} bytes; delivery.sessions_bytes_max allows no more data"
             raise Refused(Reason.BUSY, text)
