@@ -95,7 +95,7 @@ async def run(load: str, filters: list[str], names: list[str], messages: int) ->
             matches = Receiver.received / ROUNDS / messages
             print(
                 f"{load:8} {len(routes):7} filters, {len(names):6} names: {cost:6.2f} us a message, "
-                f"{matches:.2f} matches, {routes.found} routes found, {reader.viewed} viewed"
+                f"{matches:.2f} matches, {routes.routes_found} routes found, {reader.viewed} viewed"
             )
 
 
