@@ -404,7 +404,7 @@ def _drop_held(right: Any) -> Any:
         if len(self._held) > 1 and times[0] % 5 == 0:
             _, _, size = self._held.pop()
             self.held_bytes -= size
-            self._count(-size)
+            self._count_unsent(-size)
         released: bool = right(self, readable)
         return released
 
