@@ -105,6 +105,7 @@ class Authentication:
             raise
 
     async def _check(self, password: Password, origin: LoginOrigin, check: PasswordCheck) -> Identity:
+        """Return the identity of *check*, without the slow hash if the password was proved within the hour."""
         proofs, user = self.proofs, password.user
         key = proofs.key_of(user, password.password, check.verifier)
         if not proofs.has(user, key):

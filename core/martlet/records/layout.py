@@ -199,9 +199,9 @@ def part_offsets(data: Buffer, start: int, end: int, magic: int, sys_flag: int) 
 
 
 def names_of(data: bytes) -> list[tuple[int, int, int, str]]:
-    """Return log position, start and end in *data*, and tags of each record in *data*.
+    """Return log position, start and end in *data*, and name of each record in *data*: its tags.
 
-    The tags are empty if the record has none, or if they are not UTF-8.
+    The name is empty if the record has no tags, or if they are not UTF-8.
 
     This takes a third of the time of `RecordView`; the reader of a topic's tail does it for each message.
     """

@@ -41,7 +41,7 @@ DATA_BYTES_A_LOOK: Final = 2
 
 @final
 class SessionExpiry:
-    """The ends of all sessions; `run` ends expired ones.
+    """Ends sessions: when asked, or, by `run`, when they have expired.
 
     ``ending`` has, by protocol, a function that is called when a session ends because its client is gone: with the note
     of its end, which it must store, alone or together with messages. If it raises `Refused`, it is called again later.

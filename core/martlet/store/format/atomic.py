@@ -193,7 +193,7 @@ def may_begin_at(segments: Segments, segment: Segment, position: int) -> bool:
 
 
 def lacks_magic(segments: Segments, segment: Segment, position: int) -> bool:
-    """Return whether a group at *position* is whole except for the byte that is written last."""
+    """Return whether a group at *position* is whole but for the first byte of its magic, which is written last."""
     head = segments.read(position, MARK_AT + 1)
     if len(head) <= MARK_AT or head[MARK_AT] & LAST != FIRST or head[MAGIC_AT]:
         return False

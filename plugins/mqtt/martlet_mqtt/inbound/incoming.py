@@ -146,7 +146,7 @@ class Incoming:
         return end
 
     def request_in(self, packet: Publish) -> Publish | None:
-        """Return *packet*, with its topic name, if it is an administrator's request; None if it is not.
+        """Return *packet*, its topic alias resolved, if it is an administrator's request; None if it is not.
 
         Raises:
           MqttError: the topic alias is too large.

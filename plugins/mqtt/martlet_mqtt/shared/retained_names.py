@@ -14,8 +14,8 @@ from martlet_mqtt.wire.names import HIDDEN
 
 __all__ = ["LOOKS_A_PAUSE", "SortedNames"]
 
-# Names that a search compares before it lets its caller pause. One takes about 1 us; 5 us with a filter of 200 levels,
-# which counts as several.
+# Names that a search compares before it lets its caller pause. A comparison takes about 1 us; 5 us with a filter of 200
+# levels, where it counts as several.
 LOOKS_A_PAUSE: Final = 256
 LEVELS_A_LOOK: Final = 32
 # Most names in a block: adding a name moves the names after it.

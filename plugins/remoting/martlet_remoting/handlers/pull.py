@@ -231,7 +231,7 @@ def collect(context: RequestContext, budget_bytes: float) -> None:
 
 
 def finish(context: RequestContext) -> None:
-    """Answer every pull of this connection that is no longer held, with the records available now: at shutdown."""
+    """At shutdown, after the held pulls were released: answer each pending pull with the records available now."""
     collect(context, math.inf)
     pending = context.pulls
     for pull in list(pending.reading):
