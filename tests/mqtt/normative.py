@@ -527,9 +527,9 @@ HEAD: Final = """\
 
 Generated from the marks of the tests by `python -m tests.mqtt.normative`.
 
-The specifications of MQTT 3.1.1 and MQTT 5 number what an implementation must do. This page has every number, what it
-is about in short, whom it binds, and the tests that show that the broker meets it. CI runs all of them for each change,
-so each is met in the version that this page belongs to. The specification has the exact words.
+The specifications of MQTT 3.1.1 and MQTT 5 number what an implementation must do. This page has every number, its
+subject in short, the side that it binds, and the tests that show that the broker meets it. CI runs all of them for each
+change, so each is met in the version that this page belongs to. The specification has the exact words.
 
 """
 

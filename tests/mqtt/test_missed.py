@@ -249,7 +249,7 @@ async def test_a_damaged_queue_does_not_keep_retention_from_removing(monkeypatch
     async with broker(disk) as mqtt:
         await leave_session(mqtt, "c", "#")
         await fill(mqtt, count=20)
-        monkeypatch.setattr("martlet.sessions.missed_messages._search", find_damage)
+        monkeypatch.setattr("martlet.sessions.missed_messages._find_offsets", find_damage)
         assert await remove_old_segments(mqtt, disk) > 0
         assert (await come_back(mqtt, "c"))[1] is None
 

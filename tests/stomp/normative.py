@@ -223,10 +223,10 @@ HEAD: Final = """\
 
 Generated from the marks of the tests by `python -m tests.stomp.normative`.
 
-This page lists what the specifications of STOMP 1.0, 1.1 and 1.2 demand, in short, whom it binds, and the tests that
-show that the broker meets it. CI runs all of them for each change, so each is met in the version that this page belongs
-to. The specifications do not number their statements: the numbers here count those of a section. The specifications
-have the exact words.
+This page lists the demands of the specifications of STOMP 1.0, 1.1 and 1.2 in short, the side that each binds, and the
+tests that show that the broker meets it. CI runs all of them for each change, so each is met in the version that this
+page belongs to. The specifications do not number their statements: the numbers here count the statements of a section.
+The specifications have the exact words.
 
 """
 
