@@ -19,7 +19,7 @@ LINE = re.compile(r"^(.+?): +least +([0-9.]+) us", re.MULTILINE)
 
 
 def round_of(checkout: Path, words: list[str]) -> dict[str, float]:
-    """What one run of the benchmark said with the code of *checkout*: name -> microseconds."""
+    """Run the benchmark once with the code of *checkout*; return the least of each line in microseconds, by name."""
     paths = os.pathsep.join(map(str, (checkout / "core", *sorted((checkout / "plugins").iterdir()))))
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0"}
     command = [sys.executable, str(HERE / "benchmarks" / words[0]), *words[1:]]

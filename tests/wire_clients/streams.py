@@ -1,6 +1,7 @@
 """The client's end of a connection: a socket, with the methods that one in memory has, or a WebSocket over one."""
 
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -29,14 +30,15 @@ class Wire(Protocol):
         """Close the connection without a farewell."""
 
 
-class _Buffered:
-    """The part of a wire that cuts what comes into sizes; *receive_some* is another's."""
+class _Buffered(ABC):
+    """Cuts received bytes into the sizes that a test asks for; a subclass receives them."""
 
     def __init__(self) -> None:
         self._rest = b""
 
+    @abstractmethod
     async def receive_some(self) -> bytes:
-        raise NotImplementedError
+        """Return the next bytes; empty at the end."""
 
     async def receive_exactly(self, size: int) -> bytes:
         while len(self._rest) < size:

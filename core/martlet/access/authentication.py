@@ -99,19 +99,19 @@ class Authentication:
             answer = self._ask(password, origin)
             if not isinstance(answer, PasswordCheck):
                 return answer
-            return await self._check(password, origin, answer)
+            return await self._verify(password, origin, answer)
         except Refused:
             self.refused += 1
             raise
 
-    async def _check(self, password: Password, origin: LoginOrigin, check: PasswordCheck) -> Identity:
-        """Return the identity of *check*, without the slow hash if the password was proved within the hour."""
+    async def _verify(self, password: Password, origin: LoginOrigin, answer: PasswordCheck) -> Identity:
+        """Return the identity of *answer*, without its slow check if the password was proved within the hour."""
         proofs, user = self.proofs, password.user
-        key = proofs.key_of(user, password.password, check.verifier)
+        key = proofs.key_of(user, password.password, answer.verifier)
         if not proofs.has(user, key):
-            await self.line.run(origin, user, check.check)
+            await self.line.run(origin, user, answer.check)
             proofs.add(user, key)
-        return check.identity
+        return answer.identity
 
     def begin(self, mechanism: str) -> Exchange:
         """Return a new exchange by *mechanism*; pass the client's data to `proceed`.

@@ -86,8 +86,8 @@ class Incoming:
         self._client_id = connect.client_id
         # The last name of each topic alias; an error text if that name was refused.
         self._aliases: dict[int, Name | str] = {}
-        # True once a message was refused that the client must send again, on another connection. Later messages are not
-        # stored before it.
+        # True after the refusal of a message that the client must send again on its next connection. Until then, no
+        # later message is stored.
         self._is_closing = False
         self._refusals: Refusals | None = None  # made at its first use
         # Number of QoS 2 messages not released yet.
