@@ -368,11 +368,14 @@ def test_martlet_commands_are_subcommands(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 async def test_martlet_reload_is_called_at_sighup(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(monkeypatch, "full"):
+    async with running(monkeypatch, "full") as made:
+        rules, authentication = made.broker.rules, made.broker.authentication
+        before = rules.generation, authentication.generation
         signal.raise_signal(signal.SIGHUP)
         assert "reloaded" not in Full.said
-        while "reloaded" not in Full.said:
+        while (rules.generation, authentication.generation) != (before[0] + 1, before[1] + 1):
             await trio.lowlevel.checkpoint()
+        assert "reloaded" in Full.said, "caches are dropped after the plugins have reloaded"
     assert Full.said.count("reloaded") == 1
 
 

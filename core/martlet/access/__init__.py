@@ -16,6 +16,7 @@ from martlet.access.grant import (
 from martlet.access.queries import AdminGate, QueryGate
 from martlet.access.replies import NO_CORRELATION, Replies, is_uncorrelated
 from martlet.access.rules import Rules
+from martlet.access.signers import Signer
 from martlet.access.transactions import ExternalGate, TransactionGate
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "QueryGate",
     "Replies",
     "Rules",
+    "Signer",
     "TopicAdminGrant",
     "TopicGrant",
     "TopicOffsets",

@@ -4,6 +4,9 @@ The authenticators of the plugins are called in order. The first one that does n
 identity, refuses, or returns the check of a password, which waits for a worker thread (`login_line.py`) unless the same
 password was proved before (`proofs.py`).
 
+Whoever signs each request proves the same identity again and again. So authenticators may answer an access key with its
+secret, which connections keep until `Authentication.changed` is called (`signers.py`).
+
 A mechanism authenticates in several steps, as SASL's do (RFC 4422). A protocol with such exchanges begins one by the
 mechanism's name, and passes data between client and exchange.
 """
@@ -14,8 +17,10 @@ from typing import Final, final
 
 from martlet.access.login_line import LoginLine
 from martlet.access.proofs import ProofCache
+from martlet.access.signers import Signer
 from martlet.contracts import (
     ANONYMOUS,
+    AccessKey,
     Authenticator,
     Certificate,
     Challenge,
@@ -30,6 +35,7 @@ from martlet.contracts import (
     Peer,
     Proved,
     SignedRequest,
+    SigningSecret,
 )
 from martlet.errors import Reason, Refused
 
@@ -46,6 +52,7 @@ class Authentication:
         self.authenticators: tuple[Authenticator, ...] = ()
         self.mechanisms: Mapping[str, Mechanism] = {}  # by name, such as SCRAM-SHA-256
         self.refused = 0
+        self.generation = 0  # of the credentials: each change makes another one
         self.proofs = ProofCache(key)
         self.line = LoginLine()
 
@@ -67,14 +74,52 @@ class Authentication:
         Raises:
           Refused: the credentials are wrong, or no authenticator supports them (Reason.CREDENTIALS).
         """
+        if isinstance(credentials, SignedRequest):
+            signer = self.find_signer(AccessKey(credentials.access_key, credentials.token), origin)
+            if signer is not None:
+                if signer.has_signed(credentials.content, credentials.signature):
+                    return signer.identity
+                raise self.count_wrong_signature(credentials.access_key)
         try:
             answer = self._ask(credentials, origin)
-            if isinstance(answer, PasswordCheck):
-                raise TypeError("an authenticator answered a PasswordCheck, but there is no password")
+            if not isinstance(answer, Identity):
+                raise TypeError(f"an authenticator answered {answer!r:.80} instead of an identity")
             return answer
         except Refused:
             self.refused += 1
             raise
+
+    def find_signer(self, key: AccessKey, origin: LoginOrigin) -> Signer | None:
+        """Return the verifier of signatures by *key*; use it for as long as `generation` is the same.
+
+        None means that authenticators verify each `SignedRequest` themselves, or do not know the key.
+
+        Raises:
+          Refused: an authenticator refuses the key (Reason.CREDENTIALS).
+        """
+        try:
+            for authenticator in self.authenticators:
+                answer = authenticator(key, origin)
+                if isinstance(answer, SigningSecret):
+                    return Signer(answer)
+                if answer is not None:
+                    raise TypeError(f"an authenticator answered {answer!r:.80} instead of a secret to an access key")
+        except Refused:
+            self.refused += 1
+            raise
+        return None
+
+    def count_wrong_signature(self, access_key: str) -> Refused:
+        """Count a refusal and return its error. It does not say whether the key exists."""
+        self.refused += 1
+        return Refused(Reason.CREDENTIALS, f"access key {access_key!r} or the signature is wrong")
+
+    def changed(self) -> None:
+        """Forget the secrets that authenticators have answered. Call this after users, keys or their secrets changed.
+
+        A reload does it after `martlet_reload`. Proved passwords need no such call: a changed hash is another one.
+        """
+        self.generation += 1
 
     def identify(self, peer: Peer, client_id: str = "") -> Identity:
         """Return the identity of a client without credentials: that of its certificate, or an anonymous one.
@@ -97,9 +142,9 @@ class Authentication:
             return ANONYMOUS
         try:
             answer = self._ask(password, origin)
-            if not isinstance(answer, PasswordCheck):
-                return answer
-            return await self._verify(password, origin, answer)
+            if isinstance(answer, PasswordCheck):
+                return await self._verify(password, origin, answer)
+            return answer
         except Refused:
             self.refused += 1
             raise
@@ -142,6 +187,8 @@ class Authentication:
     def _ask(self, credentials: Credentials, origin: LoginOrigin) -> Identity | PasswordCheck:
         for authenticator in self.authenticators:
             answer = authenticator(credentials, origin)
+            if isinstance(answer, SigningSecret):
+                raise TypeError("an authenticator answered a SigningSecret to something other than an access key")
             if answer is not None:
                 return answer
         if not self.authenticators or isinstance(credentials, Certificate | Nobody):

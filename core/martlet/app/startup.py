@@ -160,7 +160,7 @@ async def _run_with_store(
     for name, projections in results["martlet_projections"]:
         for projection in projections:
             broker.projections.add(name, projection)
-    plugins.reloaded.append(broker.rules.changed)
+    plugins.reloaded += (broker.authentication.changed, broker.rules.changed)
     server = Server(config.server, store, stats, broker.authentication.authenticate, broker.turns)
     live_plugins = _Live(plugins, broker, server, results)
     async with trio.open_nursery() as nursery:

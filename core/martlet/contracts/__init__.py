@@ -2,6 +2,7 @@
 
 from martlet.contracts.access import (
     ANONYMOUS,
+    AccessKey,
     Authenticator,
     Authorizer,
     Certificate,
@@ -16,6 +17,7 @@ from martlet.contracts.access import (
     PasswordCheck,
     Proved,
     SignedRequest,
+    SigningSecret,
 )
 from martlet.contracts.messages import Compile, Router, Stage
 from martlet.contracts.protocol import Connection, Handler, Peer, Protocol, Traffic, WebSocket
@@ -38,6 +40,7 @@ from martlet.records.layout import Buffer, Condition, Dispatcher, Find, Predicat
 
 __all__ = [
     "ANONYMOUS",
+    "AccessKey",
     "Authenticator",
     "Authorizer",
     "Buffer",
@@ -75,6 +78,7 @@ __all__ = [
     "Router",
     "Service",
     "SignedRequest",
+    "SigningSecret",
     "Stage",
     "StagedBatch",
     "Subcommand",

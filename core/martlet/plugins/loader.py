@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from martlet.config import Settings, fill, unknown_key
 from martlet.contracts import (
+    AccessKey,
     Authenticator,
     Authorizer,
     Challenge,
@@ -40,6 +41,7 @@ from martlet.contracts import (
     Proved,
     RecordView,
     Router,
+    SigningSecret,
     Stage,
     Subcommand,
 )
@@ -279,13 +281,15 @@ def guarded_authenticator(plugin: str, authenticator: Authenticator) -> Authenti
 
         return run
 
-    def ask(credentials: Credentials, origin: LoginOrigin) -> Identity | PasswordCheck | None:
+    def ask(credentials: Credentials, origin: LoginOrigin) -> Identity | PasswordCheck | SigningSecret | None:
         try:
             answer = authenticator(credentials, origin)
             if isinstance(answer, PasswordCheck) and isinstance(credentials, Password):
                 return replace(answer, check=guarded(answer.check))
-            if answer is not None and not isinstance(answer, Identity):
-                raise TypeError(f"it returned {answer!r:.80}; return Identity, PasswordCheck for a password, or None")
+            wanted = SigningSecret if isinstance(credentials, AccessKey) else Identity
+            if answer is not None and not isinstance(answer, wanted):
+                text = "return Identity, PasswordCheck for a password, SigningSecret for an access key, or None"
+                raise TypeError(f"it returned {answer!r:.80}; {text}")
             return answer
         except Refused:
             raise

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, final
 from martlet.broker import Broker
 from martlet.config import Settings, setting
 from martlet.contracts import (
+    AccessKey,
     Authenticator,
     Authorizer,
     Certificate,
@@ -29,6 +30,7 @@ from martlet.contracts import (
     Password,
     PasswordCheck,
     SignedRequest,
+    SigningSecret,
     Subcommand,
 )
 from martlet.errors import ConfigError, Reason, Refused
@@ -129,26 +131,27 @@ class Users:
         self._path = path
         self._users = read_users(path)
         self._pepper = secrets.token_bytes(32)
+        self._unknown = secrets.token_bytes(32)  # the signing key of users who have none
 
     def read_again(self) -> None:
         self._users = read_users(self._path)
 
-    def authenticate(self, credentials: Credentials, origin: LoginOrigin) -> Identity | PasswordCheck | None:
+    def authenticate(
+        self, credentials: Credentials, origin: LoginOrigin
+    ) -> Identity | PasswordCheck | SigningSecret | None:
         """An `Authenticator` for passwords, signed requests and certificates."""
         match credentials:
             case Password(name, password):
                 stored = self._users.get(name, User()).password if name else ""
                 return PasswordCheck(Identity(name), stored.encode(), partial(check_password, name, password, stored))
-            case SignedRequest(name, signature, content):
+            case AccessKey(name):
                 key = self._users.get(name, User()).signing_key if name else ""
-                mac = hmac.digest((key or "nobody").encode(), content, "sha1")
-                if hmac.compare_digest(b64encode(mac), signature.encode()) and key:
-                    return Identity(name)
-                raise Refused(Reason.CREDENTIALS, f"access key {name!r} or the signature is wrong")
+                # Nobody has signed with a random key, and refusing takes as long as for a user who exists.
+                return SigningSecret(Identity(name), key.encode() or self._unknown)
             case Certificate(name):
                 user = self._users.get(name)
                 return Identity(name) if name and user is not None and user.certificate else None
-            case Nobody():
+            case SignedRequest() | Nobody():
                 return None
 
     def find_secret(self, name: str) -> ScramSecret | None:
