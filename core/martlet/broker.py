@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeGuard, TypeVar, final
 
 from martlet.access import Authentication, Gate, Replies, Rules
-from martlet.contracts import Authorizer, Compile, Identity, Router, Stage
+from martlet.contracts import NO_ORIGIN, Authorizer, Compile, Identity, LoginOrigin, Router, Stage
 from martlet.delivery.feed import Cursors
 from martlet.delivery.routing.selection import Selection, Selections
 from martlet.delivery.subscriptions import Subscriptions
@@ -417,9 +417,12 @@ class Broker:
         """
         return self._selections.get(language, expression, exact)
 
-    def gate(self, identity: Identity) -> Gate:
-        """Return the gate through which a protocol acts for *identity*; cheap, create one per connection."""
-        return Gate(self, self.rules.of(identity))
+    def gate(self, identity: Identity, origin: LoginOrigin = NO_ORIGIN) -> Gate:
+        """Return the gate through which a protocol acts for *identity*; cheap, create one per connection.
+
+        *origin* is where the client is: rules may be about networks.
+        """
+        return Gate(self, self.rules.of(identity, origin.address, origin.protocol))
 
     @property
     def authorizers(self) -> tuple[Authorizer, ...]:

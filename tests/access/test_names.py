@@ -149,7 +149,7 @@ async def test_decisions_about_names_take_bounded_memory(monkeypatch: pytest.Mon
         gates = [broker.gate(Identity(f"user {number}")) for number in range(5)]
         for number in range(50):
             gates[number % 5].publish(named(f"n{number}"))
-        held = [broker.rules.of(gate.identity)._names for gate in gates]
+        held = [broker.rules.of(gate.identity)._find_cache().of_names for gate in gates]
         assert sum(len(names) for by_action in held for names in by_action.values()) <= 10
 
 
@@ -163,7 +163,8 @@ async def test_an_authorizer_sees_the_text_of_each_filter() -> None:
         broker.authorizers = (ledger,)
         gate = broker.gate(ANN)
         assert (
-            refused(lambda: gate.follow(feed, lambda: None, {"a/+": 0, "#": 0})) == "'ann' may not read '#' in topic[t]"
+            refused(lambda: gate.follow(feed, lambda: None, {"a/+": 0, "#": 0}))
+            == "'ann' may not subscribe to '#' in topic[t]"
         )
         assert len(feed) == 0
         cursor = gate.follow(feed, lambda: None, {"a/+": 0})

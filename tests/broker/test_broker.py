@@ -143,7 +143,7 @@ async def test_the_first_opinion_rules_and_without_one_nothing_is_allowed(broker
         )
         assert ann.allows("publish", "T")
         assert not bob.allows("publish", "T")
-        assert not bob.allows("read", "T")
+        assert not bob.allows("subscribe", "T")
 
 
 async def test_a_capability_of_another_type_is_an_error(broker_on: Brokers) -> None:

@@ -200,11 +200,11 @@ async def test_an_authorizer_that_fails_allows_nothing(monkeypatch: pytest.Monke
 
 async def test_martlet_authorizers_give_the_first_opinion(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(monkeypatch, "full") as made:
-        assert not made.broker.gate(Identity("ada")).allows("read", "secret")
+        assert not made.broker.gate(Identity("ada")).allows("subscribe", "secret")
         # Nobody has an opinion.
-        assert not made.broker.gate(Identity("ada")).allows("read", "t")
+        assert not made.broker.gate(Identity("ada")).allows("subscribe", "t")
     async with running(monkeypatch, "full", "guard") as made:
-        assert not made.broker.gate(Identity("ada")).allows("read", "t")
+        assert not made.broker.gate(Identity("ada")).allows("subscribe", "t")
 
 
 async def test_martlet_capabilities_are_asked_for_by_type(monkeypatch: pytest.MonkeyPatch) -> None:

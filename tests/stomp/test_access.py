@@ -176,7 +176,7 @@ async def test_these_rights_are_enough_to_subscribe_and_each_is_needed(
             await ann.send(frame)
             await ann.receipt("r")
         else:
-            assert "'ann' may not read" in await refused(ann, frame)
+            assert "'ann' may not subscribe to" in await refused(ann, frame)
 
 
 async def test_a_durable_subscription_belongs_to_its_user(room: Room) -> None:

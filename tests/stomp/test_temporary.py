@@ -382,7 +382,7 @@ async def test_users_need_permissions(tmp_path: Path) -> None:
         assert error["receipt-id"] == "r"
         eve = await stomp.connect_as("eve")
         await eve.send(eve.frame("SUBSCRIBE", id="0", destination=MINE))
-        assert "may not read" in (await eve.error())["message"]
+        assert "may not subscribe to" in (await eve.error())["message"]
 
 
 async def test_their_messages_do_not_come_after_a_restart(tmp_path: Path) -> None:

@@ -74,4 +74,4 @@ async def test_rules_for_temporary_destinations_name_the_user(tmp_path: Path) ->
         await dashboard.publish(request["reply-to"], b"that")
         assert await door.bodies(1) == [b"that"]
         await dashboard.send(dashboard.frame("SUBSCRIBE", id="1", destination="/temp-queue/own", receipt="r"))
-        assert "'dashboard' may not read" in (await dashboard.error())["message"]
+        assert "'dashboard' may not subscribe to" in (await dashboard.error())["message"]

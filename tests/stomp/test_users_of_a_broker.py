@@ -88,4 +88,4 @@ async def test_nobody_gets_in_without_one_where_anonymous_may_do_nothing(broker:
         await talk.send(talk.frame("SUBSCRIBE", id="0", destination="/queue/orders", receipt="r"))
         error = await talk.error()
         assert error["receipt-id"] == "r"
-        assert "'' may not read" in error["message"]
+        assert "'' may not subscribe to" in error["message"]

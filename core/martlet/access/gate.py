@@ -4,9 +4,10 @@ A protocol gets a gate for the identity of its client (`Broker.gate`). It publis
 and administers only through the gate. The gate asks the authorizers (`rules.Decisions`), once per action and name until
 the rules change, and keeps the broker's internal topics closed.
 
-The names in a decision: a topic has its own name, a consumer group the name of its retry topic ``%RETRY%<group>``, a
-shared group with a `GroupPolicy` is ``$share/<scope>/<group>``, and the whole broker has the empty name. In a topic
-that a `Feed` follows, each message has a name too, its tag: decisions on messages and topic filters use ``topic/name``.
+The actions are RocketMQ's (`martlet.contracts.Action`). The names in a decision: a topic has its own name, a consumer
+group the name of its retry topic ``%RETRY%<group>``, a shared group with a `GroupPolicy` is ``$share/<scope>/<group>``,
+and the whole broker has the empty name. In a topic that a `Feed` follows, each message has a name too, its tag:
+decisions on messages and topic filters use ``topic/name``.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -20,9 +21,10 @@ from martlet.access.grant import (
     is_closed,
 )
 from martlet.access.queries import AdminGate, QueryGate, check_shown
-from martlet.access.rules import Decisions, FollowPermit, GroupPermit, name_of_group
+from martlet.access.questions import name_of_group
+from martlet.access.rules import Decisions, FollowPermit, GroupPermit
 from martlet.access.transactions import ExternalGate, TransactionGate
-from martlet.contracts import ExternalTransactions, Identity, Router, Transactions
+from martlet.contracts import Action, ExternalTransactions, Identity, Router, Transactions
 from martlet.delivery.cursor import Cursor
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.feed import Feed
@@ -117,11 +119,11 @@ class Gate:
         """Whether a router may index messages in the light topics that they name."""
         return bool(self._behind.routers)
 
-    def allows(self, action: str, name: str) -> bool:
-        """Return whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
+    def allows(self, action: Action, name: str) -> bool:
+        """Return whether the identity may do *action* on *name*."""
         return self._decisions.allows(action, name)
 
-    def check(self, action: str, name: str) -> None:
+    def check(self, action: Action, name: str) -> None:
         """Raise `Refused` (NO_PERMISSION) unless the identity may do *action* on *name*."""
         self._decisions.check(action, name)
 
@@ -201,7 +203,7 @@ class Gate:
         if tags is not None and find_tags(properties) in tags:
             return
         self.check_publish(topic)
-        if topic not in self.publishable:
+        if self._decisions.has_names(topic):
             self._decisions.check_tag(topic, find_tags(properties))
 
     @property
@@ -217,19 +219,19 @@ class Gate:
     @property
     def queries(self) -> QueryGate:
         """Queries about topics, groups, messages and the broker."""
-        return QueryGate(self, *self._tables)
+        return QueryGate(self._decisions, *self._tables)
 
     @property
     def admin(self) -> AdminGate:
         """The actions of administrators."""
-        return AdminGate(self, *self._tables)
+        return AdminGate(self._decisions, *self._tables)
 
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.
 
-        Requires ``read`` on the group: its members need no permission to publish.
+        Requires ``subscribe`` on the group: its members need no permission to publish.
         """
-        self.check("read", RETRY_PREFIX + group)
+        self.check("subscribe", RETRY_PREFIX + group)
         if message.topic not in (RETRY_PREFIX + group, DLQ_PREFIX + group):
             text = f"topic[{message.topic}] is neither the retry topic nor the dead-letter topic of group[{group}]"
             raise Refused(Reason.ILLEGAL, text)
@@ -262,15 +264,14 @@ class Gate:
         if self._decisions.has_names(topic):
             if grant.get() is None:
                 self.check("publish", topic)
-        else:
-            self.check("publish", topic)
+        elif self._decisions.check("publish", topic):
             self._decisions.remember_publishable(grant)
         return grant
 
     # consuming
 
-    def find_topic(self, name: str, action: str, new_queues: int) -> Topic | None:
-        """Return topic *name* for *action*, ``publish`` or ``read``; None if there is none.
+    def find_topic(self, name: str, action: Action, new_queues: int) -> Topic | None:
+        """Return topic *name* for *action*, ``publish`` or ``subscribe``; None if there is none.
 
         If automatic creation is on (`Topics.auto_create_enabled`), a missing topic is created with *new_queues*
         queues. A dead-letter topic is created only for an existing group.
@@ -298,7 +299,7 @@ class Gate:
         start: Start = from_tail,
         credit: int = 0,
     ) -> TopicSubscription:
-        """Return a new subscription, like `Subscriptions.open`; requires ``read`` on *topic*.
+        """Return a new subscription, like `Subscriptions.open`; requires ``subscribe`` on *topic*.
 
         The permission is checked again at each `TopicSubscription.collect`, which then may raise `Refused`.
         """
@@ -319,7 +320,7 @@ class Gate:
         *,
         is_paused: bool = False,
     ) -> Cursor:
-        """Return a new cursor of *feed*, like `Feed.open`; requires ``read`` on each filter in the feed's topics.
+        """Return a new cursor of *feed*, like `Feed.open`; requires ``subscribe`` on each filter in the feed's topics.
 
         The cursor also checks each message's name and delivers only what the identity may read. After a change of
         the rules, the filters are checked again: `Cursor.collect` raises `Refused` if one is denied.
@@ -351,11 +352,11 @@ class Gate:
         membership: Membership,
         policy: GroupPolicy | None = None,
     ) -> Member:
-        """Return a new member of a shared group, like `SharedGroups.join`; requires ``read`` on *topic* and *group*.
+        """Return a new member of a shared group, like `SharedGroups.join`.
 
-        If *membership* has names, it requires ``read`` on their topic filter instead of the whole topic, and the member
-        gets only messages whose names it may read. Other messages go to other members, or to nobody if no connected
-        member may read them.
+        It requires ``subscribe`` on *group* and on *topic*, or, if *membership* has names, on their topic filter
+        instead of the whole topic. Then the member gets only messages whose names it may read. Other messages go to
+        other members, or to nobody if no connected member may read them.
 
         Authorizers know a group with a *policy*, which is not a consumer group, as ``$share/<scope>/<group>``. The
         permission is checked again at each `Member.collect`, which then may raise `Refused`.
@@ -379,26 +380,28 @@ class Gate:
         return permit
 
     def consume(self, group: str, topic: str) -> ConsumeGrant:
-        """Return the grant for a pull; requires ``read`` on both, so call it before each answer.
+        """Return the grant for a pull; requires ``subscribe`` on both, so call it before each answer.
 
         RocketMQ's tools may pull from its internal topics too, which requires ``manage`` on the broker as well.
         """
         grant = self._decisions.consumable.get((group, topic))
         if grant is None:
-            self.check("read", RETRY_PREFIX + group)
+            decisions = self._decisions
+            may_remember = decisions.check("subscribe", RETRY_PREFIX + group)
             if group == TOOLS_GROUP and topic in BROKER_TOPICS:
-                check_shown(self, topic)
+                check_shown(decisions, topic)
             else:
                 self._check_open(topic)
-                self.check("read", topic)
+                may_remember = decisions.check("subscribe", topic) and may_remember
             grant = ConsumeGrant(*self._tables, group, topic)
-            self._decisions.remember_consumable(grant)
+            if may_remember:
+                decisions.remember_consumable(grant)
         return grant
 
     def read(self, topic: str) -> TopicOffsets:
-        """Return the grant to read *topic* without a group; requires ``read``, so call it before each answer."""
+        """Return the grant to read *topic* without a group; requires ``subscribe``, so call it before each answer."""
         self._check_open(topic)
-        self.check("read", topic)
+        self.check("subscribe", topic)
         return TopicOffsets(*self._tables, topic)
 
     def _check_open(self, topic: str) -> None:

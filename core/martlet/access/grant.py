@@ -20,9 +20,11 @@ __all__ = [
     "BrokerGrant",
     "ConsumeGrant",
     "GroupAdminGrant",
+    "GroupDeletionGrant",
     "GroupGrant",
     "PublishGrant",
     "TopicAdminGrant",
+    "TopicDeletionGrant",
     "TopicGrant",
     "TopicOffsets",
     "check_not_closed",
@@ -164,10 +166,17 @@ class TopicAdminGrant(TopicOffsets):
         force: bool = False,
     ) -> Topic:
         """Create or change the topic, and return it. Raises `Refused` like `Topics.update`, or if it is internal."""
-        self._check_open()
+        _check_changeable(self.name)
         return self._topics.update(
             self.name, read_queues, write_queues, perm, sys_flag, order, attributes, filter_type, force=force
         )
+
+
+@final
+class TopicDeletionGrant(_Grant):
+    """One topic, to delete it; returned by `AdminGate.topic_deletion`."""
+
+    __slots__ = ()
 
     def delete(self) -> bool:
         """Delete the topic, its messages and the groups' offsets in it; return False if there was none.
@@ -175,17 +184,16 @@ class TopicAdminGrant(TopicOffsets):
         Raises:
           Refused: it is internal, or the disk is full; the topic was not deleted.
         """
-        self._check_open()
+        _check_changeable(self.name)
         if not self._topics.delete(self.name):
             return False
         self._groups.offsets.forget_topic(self.name)
         return True
 
-    def _check_open(self) -> None:
-        if is_closed(self.name):
-            raise Refused(
-                Reason.NO_PERMISSION, f"Changing topic[{self.name}] is forbidden; it is internal to the broker"
-            )
+
+def _check_changeable(topic: str) -> None:
+    if is_closed(topic):
+        raise Refused(Reason.NO_PERMISSION, f"Changing topic[{topic}] is forbidden; it is internal to the broker")
 
 
 class GroupGrant(_Grant):
@@ -243,10 +251,6 @@ class GroupAdminGrant(GroupGrant):
             raise Refused(Reason.NO_PERMISSION, text)
         return self._groups.update(group)
 
-    def delete(self, *, clean_offsets: bool) -> bool:
-        """Delete the group, with *clean_offsets* also its offsets; return False if there was none."""
-        return self._groups.delete(self.name, clean_offsets=clean_offsets)
-
     def set_forbidden(self, topic: str, *, readable: bool) -> None:
         """Allow or forbid the group to read *topic*. Raises `Refused` (BUSY)."""
         self._groups.set_forbidden(self.name, topic, readable=readable)
@@ -261,6 +265,17 @@ class GroupAdminGrant(GroupGrant):
         """Make the next pull of each queue start at its new offset. Raises `Refused` (BUSY) if there are too many."""
         self._groups.offsets.check_may_commit(self.name, topic, offsets)
         self._groups.offsets.reset(self.name, topic, offsets)
+
+
+@final
+class GroupDeletionGrant(_Grant):
+    """One consumer group, to delete it; returned by `AdminGate.group_deletion`."""
+
+    __slots__ = ()
+
+    def delete(self, *, clean_offsets: bool) -> bool:
+        """Delete the group, with *clean_offsets* also its offsets; return False if there was none."""
+        return self._groups.delete(self.name, clean_offsets=clean_offsets)
 
 
 @final

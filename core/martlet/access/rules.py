@@ -5,32 +5,48 @@ from typing import Final, final
 from weakref import WeakValueDictionary
 
 from martlet.access.grant import ConsumeGrant, PublishGrant
-from martlet.contracts import Authorizer, Identity
+from martlet.access.networks import AddressClasses
+from martlet.access.questions import ALLOWED, SEPARATOR, as_decider, denied_text, question
+from martlet.contracts import Action, Authorizer, Decider, Denial, Identity, Verdict
 from martlet.errors import Reason, Refused
-from martlet.tables.topics import RETRY_PREFIX
 
-__all__ = ["Decisions", "FollowPermit", "GroupPermit", "Rules", "name_of_group"]
+__all__ = ["Decisions", "FollowPermit", "GroupPermit", "Rules"]
 
-# Cached decisions per identity. A client uses few topics; the authorizers are asked again about the others.
+# Cached decisions per identity and class of address. A client uses few topics; the authorizers are asked again about
+# the others.
 DECISIONS_MAX: Final = 4096
 # Cached decisions about names inside topics, of all identities together: some 150 bytes each.
 NAMES_MAX: Final = 100_000
-SEPARATOR: Final = "/"  # between a topic and a name inside it; no topic's name contains it
-SHARED: Final = "$share"  # replaces the topic for groups that are no consumer groups; no topic's name contains a $
+NO_OPINION: Final = Verdict(allowed=False)
+
+
+@final
+class Verdicts:
+    """The cached verdicts for one identity at the addresses of one class."""
+
+    __slots__ = ("__weakref__", "of_names", "of_resources")
+
+    def __init__(self) -> None:
+        self.of_resources: dict[tuple[Action, str], Verdict] = {}
+        self.of_names: dict[tuple[Action, str], dict[str, Verdict]] = {}  # (action, topic) -> name inside -> verdict
 
 
 @final
 class Rules:
-    """The authorizers of all plugins, and a `Decisions` for each identity in use."""
+    """The authorizers of all plugins, and a `Decisions` for each identity, address and protocol in use."""
 
     def __init__(self) -> None:
         self._authorizers: tuple[Authorizer, ...] = ()
-        self._in_use: WeakValueDictionary[Identity, Decisions] = WeakValueDictionary()
+        self._deciders: tuple[Decider, ...] = ()
+        self._in_use: WeakValueDictionary[tuple[Identity, str, str], Decisions] = WeakValueDictionary()
+        self._verdicts: WeakValueDictionary[tuple[Identity, tuple[int, ...]], Verdicts] = WeakValueDictionary()
+        self._classes = AddressClasses(())
         self.generation = 0  # incremented by each change; a plugin can cache results of decisions for one generation
         self.denied = 0
         # Topics in which each message has a name: its tag. Rules may be about these names.
         self.named: set[str] = set()
         self.on_changed: list[Callable[[], None]] = []
+        self.on_denied: list[Callable[[Denial], None]] = []
         self._names_known = 0
 
     @property
@@ -41,12 +57,15 @@ class Rules:
     @authorizers.setter
     def authorizers(self, authorizers: tuple[Authorizer, ...]) -> None:
         self._authorizers = authorizers
+        self._deciders = tuple(as_decider(each) for each in authorizers)
         self.changed()
 
     def changed(self) -> None:
         """Drop all cached decisions, because the authorizers may decide differently now."""
         self.generation += 1
         self._names_known = 0
+        self._classes = AddressClasses(network for decider in self._deciders for network in decider.networks)
+        self._verdicts.clear()
         for decisions in list(self._in_use.values()):
             decisions.forget()
         for tell in self.on_changed:
@@ -66,32 +85,41 @@ class Rules:
             for decisions in list(self._in_use.values()):
                 decisions.forget_names()
 
-    def of(self, identity: Identity) -> "Decisions":
-        """Return the decisions for *identity*, which all its connections share."""
-        decisions = self._in_use.get(identity)
+    def of(self, identity: Identity, address: str = "", protocol: str = "") -> "Decisions":
+        """Return the decisions for *identity* at *address*, which all its connections from there share."""
+        key = identity, address, protocol
+        decisions = self._in_use.get(key)
         if decisions is None:
-            decisions = self._in_use[identity] = Decisions(self, identity)
+            decisions = self._in_use[key] = Decisions(self, *key)
         return decisions
 
-    def decide(self, identity: Identity, action: str, name: str) -> bool:
+    def verdicts_of(self, identity: Identity, address: str) -> Verdicts:
+        """Return the cache for *identity* at all addresses of the class of *address*."""
+        key = identity, self._classes.of(address)
+        verdicts = self._verdicts.get(key)
+        if verdicts is None:
+            verdicts = self._verdicts[key] = Verdicts()
+        return verdicts
+
+    def decide(self, identity: Identity, action: Action, name: str, address: str = "") -> Verdict:
         """Ask the authorizers; deny if all of them abstain.
 
         A name inside a topic, ``topic/name``, is denied if the topic is. Otherwise the opinion on the name decides, and
         if there is none, the opinion on the topic.
         """
-        if not self._authorizers:
-            return True
+        if not self._deciders:
+            return ALLOWED
         topic, inside, _ = name.partition(SEPARATOR)
-        opinion = self._opinion(identity, action, topic)
-        if inside and opinion is not False:
-            of_name = self._opinion(identity, action, name)
-            opinion = opinion if of_name is None else of_name
-        return opinion is True
+        opinion = self._opinion(identity, action, topic, address)
+        if inside and (opinion is None or opinion.allowed):
+            opinion = self._opinion(identity, action, name, address) or opinion
+        return opinion or NO_OPINION
 
-    def _opinion(self, identity: Identity, action: str, name: str) -> bool | None:
+    def _opinion(self, identity: Identity, action: Action, name: str, address: str) -> Verdict | None:
         """Return the first opinion of an authorizer; None if all abstain."""
-        for authorizer in self._authorizers:
-            opinion = authorizer(identity, action, name)
+        asked = question(identity, action, name, address)
+        for decider in self._deciders:
+            opinion = decider.decide(asked)
             if opinion is not None:
                 return opinion
         return None
@@ -99,12 +127,13 @@ class Rules:
 
 @final
 class Decisions:
-    """The cached decisions for one identity, one per action and name, until the rules change."""
+    """The cached decisions for one identity at one address, one per action and name, until the rules change."""
 
     __slots__ = (
         "__weakref__",
-        "_allowed",
-        "_names",
+        "_address",
+        "_cache",
+        "_protocol",
         "_rules",
         "consumable",
         "identity",
@@ -112,11 +141,12 @@ class Decisions:
         "publishable_tags",
     )
 
-    def __init__(self, rules: Rules, identity: Identity) -> None:
+    def __init__(self, rules: Rules, identity: Identity, address: str = "", protocol: str = "") -> None:
         self._rules = rules
         self.identity = identity
-        self._allowed: dict[tuple[str, str], bool] = {}
-        self._names: dict[tuple[str, str], dict[str, bool]] = {}  # (action, topic) -> name -> whether it is allowed
+        self._address = address
+        self._protocol = protocol
+        self._cache: Verdicts | None = None  # found at the first decision after a change of the rules
         # By topic the tags of messages that may be published: looked up once per message, like `publishable`.
         self.publishable_tags: dict[str, set[bytes]] = {}
         # Topics that may be published to: looked up once per message. Gates hold this dict, so it is never replaced.
@@ -129,53 +159,99 @@ class Decisions:
         """Incremented by each change of the rules."""
         return self._rules.generation
 
-    def allows(self, action: str, name: str) -> bool:
-        """Return whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
+    def allows(self, action: Action, name: str) -> bool:
+        """Return whether the identity may do *action* on *name*."""
+        verdict = self._verdict(action, name)
+        if verdict.observed:
+            self._note(action, name, verdict)
+        return verdict.allowed
+
+    def check(self, action: Action, name: str) -> bool:
+        """Raise `Refused` (NO_PERMISSION) unless the identity may do *action* on *name*.
+
+        Returns whether the permission may be remembered, because nobody observes it.
+        """
+        return self._accept(action, name, self._verdict(action, name))
+
+    def check_any(self, actions: Sequence[Action], name: str) -> bool:
+        """As `check`, but one of *actions* is enough; a refusal names the first."""
+        best = NO_OPINION
+        for action in actions:
+            verdict = self._verdict(action, name)
+            if verdict.allowed and not verdict.observed:
+                return True
+            if best is NO_OPINION or verdict.allowed:
+                best = verdict
+        return self._accept(actions[0], name, best)
+
+    def _verdict(self, action: Action, name: str) -> Verdict:
         rules = self._rules
         if not rules.authorizers:
+            return ALLOWED
+        verdicts = (self._cache or self._find_cache()).of_resources
+        verdict = verdicts.get((action, name))
+        if verdict is None:
+            verdict = rules.decide(self.identity, action, name, self._address)
+            if len(verdicts) >= DECISIONS_MAX:
+                verdicts.clear()
+            verdicts[action, name] = verdict
+        return verdict
+
+    def _find_cache(self) -> Verdicts:
+        self._cache = self._rules.verdicts_of(self.identity, self._address)
+        return self._cache
+
+    def _accept(self, action: Action, name: str, verdict: Verdict) -> bool:
+        """Raise `Refused` unless *verdict* allows it; return whether it is more than observed."""
+        if verdict.allowed and not verdict.observed:
             return True
-        decision = self._allowed.get((action, name))
-        if decision is None:
-            decision = rules.decide(self.identity, action, name)
-            if len(self._allowed) >= DECISIONS_MAX:
-                self.forget()
-            self._allowed[action, name] = decision
-        return decision
+        self._note(action, name, verdict)
+        if verdict.allowed:
+            return False
+        text = denied_text(self.identity.name, action, name)
+        raise Refused(Reason.NO_PERMISSION, f"{text}; {verdict.reason}" if verdict.reason else text)
 
-    def check(self, action: str, name: str) -> None:
-        """Raise `Refused` (NO_PERMISSION) unless the identity may do *action* on *name*."""
-        if not self.allows(action, name):
-            raise self._refusal(action, _describe(name))
-
-    def _refusal(self, action: str, object_text: str) -> Refused:
-        self._rules.denied += 1
-        verb = "publish to" if action == "publish" else action
-        return Refused(Reason.NO_PERMISSION, f"{self.identity.name!r} may not {verb} {object_text}")
+    def _note(self, action: Action, name: str, verdict: Verdict) -> None:
+        """Tell the listeners about a denial, or one that is only observed."""
+        rules = self._rules
+        rules.denied += not verdict.allowed
+        if rules.on_denied:
+            denial = Denial(question(self.identity, action, name, self._address), verdict, self._protocol)
+            for tell in rules.on_denied:
+                tell(denial)
 
     def has_names(self, topic: str) -> bool:
         """Whether decisions about *topic* depend on the names inside it."""
         rules = self._rules
         return bool(rules.authorizers) and topic in rules.named
 
-    def allows_name(self, action: str, topic: str, name: str) -> bool:
-        """Whether the identity may do *action* (``publish`` or ``read``) on *name*, or a topic filter, in *topic*."""
+    def allows_name(self, action: Action, topic: str, name: str) -> bool:
+        """As `allows`, for *name* or a topic filter in *topic*."""
+        verdict = self._verdict_of_name(action, topic, name)
+        if verdict.observed:
+            self._note(action, f"{topic}{SEPARATOR}{name}" if name else topic, verdict)
+        return verdict.allowed
+
+    def _verdict_of_name(self, action: Action, topic: str, name: str) -> Verdict:
         rules = self._rules
         if not rules.authorizers:
-            return True
-        allowed = self._names.get((action, topic))
-        if allowed is None:
-            allowed = self._names[action, topic] = {}
-        decision = allowed.get(name)
-        if decision is None:
-            decision = rules.decide(self.identity, action, f"{topic}{SEPARATOR}{name}" if name else topic)
+            return ALLOWED
+        of_names = (self._cache or self._find_cache()).of_names
+        verdicts = of_names.get((action, topic))
+        if verdicts is None:
+            verdicts = of_names[action, topic] = {}
+        verdict = verdicts.get(name)
+        if verdict is None:
+            asked = f"{topic}{SEPARATOR}{name}" if name else topic
+            verdict = rules.decide(self.identity, action, asked, self._address)
             rules.note_name()
-            allowed[name] = decision
-        return decision
+            verdicts[name] = verdict
+        return verdict
 
-    def check_name(self, action: str, topic: str, name: str) -> None:
-        """Raise `Refused` (NO_PERMISSION) unless `allows_name`."""
-        if not self.allows_name(action, topic, name):
-            raise self._refusal(action, f"{name!r:.200} in topic[{topic}]" if name else _describe(topic))
+    def check_name(self, action: Action, topic: str, name: str) -> bool:
+        """As `check`, for *name* or a topic filter in *topic*."""
+        full_name = f"{topic}{SEPARATOR}{name}" if name else topic
+        return self._accept(action, full_name, self._verdict_of_name(action, topic, name))
 
     def remember_publishable(self, grant: PublishGrant) -> None:
         """Cache *grant*, so that further messages for its topic need one look-up."""
@@ -185,8 +261,7 @@ class Decisions:
 
     def check_tag(self, topic: str, tag: bytes) -> None:
         """As `check_name`, for publishing a message with *tag*; further messages with the tag need one look-up."""
-        self.check_name("publish", topic, tag.decode(errors="replace"))
-        if self.has_names(topic):
+        if self.check_name("publish", topic, tag.decode(errors="replace")) and self.has_names(topic):
             self._rules.note_name()
             self.publishable_tags.setdefault(topic, set()).add(tag)
 
@@ -198,22 +273,23 @@ class Decisions:
 
     def forget(self) -> None:
         """Drop all cached decisions."""
-        self._allowed.clear()
-        self.forget_names()
+        self._cache = None
+        self.publishable_tags.clear()
         self.publishable.clear()
         self.consumable.clear()
 
     def forget_names(self) -> None:
         """Drop the cached decisions about names inside topics."""
-        self._names.clear()
+        if self._cache is not None:
+            self._cache.of_names.clear()
         self.publishable_tags.clear()
 
     def reading(self, *names: str) -> Callable[[], None]:
-        """Return a function that raises `Refused` if the identity may no longer read one of *names*."""
+        """Return a function that raises `Refused` if the identity may no longer subscribe to one of *names*."""
 
         def check() -> None:
             for name in names:
-                self.check("read", name)
+                self.check("subscribe", name)
 
         return check
 
@@ -239,11 +315,11 @@ class FollowPermit:
     def check(self, topic_filter: str) -> None:
         """Raise `Refused` (NO_PERMISSION) unless the identity may follow *topic_filter* in all its topics."""
         for topic in self._topics_of(topic_filter):
-            self._decisions.check_name("read", topic, topic_filter)
+            self._decisions.check_name("subscribe", topic, topic_filter)
 
     def allows(self, name: str) -> bool:
         """Whether the identity may read messages of *name* in all its topics."""
-        return all(self._decisions.allows_name("read", topic, name) for topic in self._topics_of(name))
+        return all(self._decisions.allows_name("subscribe", topic, name) for topic in self._topics_of(name))
 
 
 @final
@@ -269,24 +345,11 @@ class GroupPermit:
     def check(self) -> None:
         """Raise `Refused` (NO_PERMISSION) unless the identity may take part."""
         if self._topic_filter:
-            self._decisions.check_name("read", self._topic, self._topic_filter)
+            self._decisions.check_name("subscribe", self._topic, self._topic_filter)
         else:
-            self._decisions.check("read", self._topic)
-        self._decisions.check("read", self._group)
+            self._decisions.check("subscribe", self._topic)
+        self._decisions.check("subscribe", self._group)
 
     def allows(self, name: str) -> bool:
         """Whether the identity may read messages of *name*."""
-        return self._decisions.allows_name("read", self._topic, name)
-
-
-def name_of_group(group: str, scope: str) -> str:
-    """Return the name in decisions of the shared group *group* of *scope*, which is no consumer group."""
-    return SEPARATOR.join((SHARED, scope, group))
-
-
-def _describe(name: str) -> str:
-    if name.startswith(SHARED + SEPARATOR):
-        return f"shared group[{name.removeprefix(SHARED + SEPARATOR):.200}]"
-    if name.startswith(RETRY_PREFIX):
-        return f"consumer group[{name.removeprefix(RETRY_PREFIX)}]"
-    return f"topic[{name}]" if name else "the broker"
+        return self._decisions.allows_name("subscribe", self._topic, name)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from martlet.access.grant import PublishGrant, check_not_closed
 from martlet.contracts import (
+    Action,
     ExternalCommit,
     ExternalRun,
     ExternalStage,
@@ -32,7 +33,7 @@ class Permissions(Protocol):
     @property
     def has_routers(self) -> bool: ...
 
-    def check(self, action: str, name: str) -> None: ...
+    def check(self, action: Action, name: str) -> None: ...
 
     def check_publish(self, topic: str) -> PublishGrant: ...
 
@@ -83,17 +84,17 @@ class TransactionGate:
     def force(self, half: HalfMessage, *, commit: bool) -> int:
         """End the transaction of *half* for an administrator, like `Transactions.end`.
 
-        Requires ``manage`` on the topic to which its producer sent it.
+        Requires ``update`` on the topic to which its producer sent it.
         """
-        self._permissions.check("manage", half.topic)
+        self._permissions.check("update", half.topic)
         return self._capability().end(half, commit=commit)
 
     def resume(self, half: HalfMessage) -> int:
         """Check the transaction of *half* again from the first time, like `Transactions.resume`.
 
-        Requires ``manage`` on the topic to which its producer sent it.
+        Requires ``update`` on the topic to which its producer sent it.
         """
-        self._permissions.check("manage", half.topic)
+        self._permissions.check("update", half.topic)
         return self._capability().resume(half)
 
     def _capability(self) -> Transactions:

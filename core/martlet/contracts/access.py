@@ -1,39 +1,51 @@
 """The types of authenticators, mechanisms and authorizers."""
 
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from collections.abc import Callable, Collection
+from ipaddress import IPv4Network, IPv6Network
+from typing import Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
 __all__ = [
     "ANONYMOUS",
+    "NO_ORIGIN",
     "AccessKey",
+    "Action",
     "Authenticator",
     "Authorizer",
     "Certificate",
     "Challenge",
     "Credentials",
+    "Decider",
+    "Denial",
     "Exchange",
     "Identity",
     "LoginOrigin",
     "Mechanism",
+    "Network",
     "Nobody",
     "Password",
     "PasswordCheck",
     "Proved",
+    "Question",
+    "ResourceKind",
     "SignedRequest",
     "SigningSecret",
+    "Verdict",
 ]
 
 
 class Identity(Struct, frozen=True):
     """The identity that a client has proved; ``name`` is empty for an anonymous client.
 
-    ``groups`` are groups of users that the proof names, such as the claim of a token.
+    Args:
+      groups: groups of users that the proof names, such as the claim of a token.
+      expires_ms: the end of the proof, in epoch milliseconds; 0 for none.
     """
 
     name: str = ""
     groups: tuple[str, ...] = ()
+    expires_ms: int = 0
 
 
 ANONYMOUS: Final = Identity()
@@ -132,6 +144,9 @@ class LoginOrigin(Struct, frozen=True):
     client_id: str = ""
 
 
+NO_ORIGIN: Final = LoginOrigin()  # of what the broker does by itself
+
+
 class PasswordCheck(Struct, frozen=True):
     """An answer to a `Password` that takes a slow hash.
 
@@ -183,6 +198,70 @@ class Proved(Struct, frozen=True):
 Exchange: TypeAlias = Callable[[bytes], Challenge | Proved]
 # Begins an exchange for one client.
 Mechanism: TypeAlias = Callable[[], Exchange]
-# Called with (identity, action, topic name): True allows, False denies, None leaves the decision to the next
-# authorizer.
-Authorizer: TypeAlias = Callable[[Identity, str, str], bool | None]
+
+
+# RocketMQ's actions (auth Action, 5.5.0).
+Action: TypeAlias = Literal["publish", "subscribe", "create", "update", "delete", "get", "list"]
+ResourceKind: TypeAlias = Literal["topic", "name", "group", "shared", "cluster"]
+Network: TypeAlias = IPv4Network | IPv6Network
+
+
+class Question(Struct, frozen=True):
+    """May *identity* do *action* on a resource?
+
+    Args:
+      kind: the kind of the resource.
+      name: a topic; ``topic/name`` or ``topic/filter`` of kind ``name``; a consumer group; ``scope/group`` of a shared
+        group, or empty for all of them; empty for the cluster.
+      address: the IP address of a client, without the port; empty for the broker itself. The answer holds for all
+        addresses that are in the same `Decider.networks`.
+    """
+
+    identity: Identity
+    action: Action
+    kind: ResourceKind
+    name: str
+    address: str = ""
+
+
+class Verdict(Struct, frozen=True):
+    """The answer to a `Question`.
+
+    Args:
+      rule: the rule that decided, for the audit trail and for administrators.
+      reason: why it is refused, for the client.
+      observed: allowed only because the authorizer observes its rules instead of enforcing them.
+    """
+
+    allowed: bool
+    rule: str = ""
+    reason: str = ""
+    observed: bool = False
+
+
+class Denial(Struct, frozen=True):
+    """A request that was refused, or that an observing authorizer would refuse; *protocol* is the name of the port."""
+
+    question: Question
+    verdict: Verdict
+    protocol: str
+
+
+class Decider(Protocol):
+    """An authorizer that sees the whole question. `Rules.changed` must be called after a change of its rules."""
+
+    @property
+    def networks(self) -> Collection[Network]:
+        """The networks that rules name; changes only together with the rules."""
+        ...
+
+    def decide(self, question: Question) -> Verdict | None:
+        """Return the verdict; None leaves the decision to the next authorizer."""
+        ...
+
+
+# A function is called with (identity, action, name). Its actions are ``publish``, ``read`` (subscribe, get, list) and
+# ``manage`` (create, update, delete); a consumer group has the name of its retry topic, a shared group is
+# ``$share/scope/group``, and the cluster has the empty name. True allows, False denies, None leaves the decision to the
+# next authorizer.
+Authorizer: TypeAlias = Callable[[Identity, str, str], bool | None] | Decider

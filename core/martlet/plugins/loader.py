@@ -30,20 +30,24 @@ from martlet.contracts import (
     Compile,
     Condition,
     Credentials,
+    Decider,
     Exchange,
     Identity,
     LoginOrigin,
     Mechanism,
+    Network,
     Password,
     PasswordCheck,
     Predicate,
     Protocol,
     Proved,
+    Question,
     RecordView,
     Router,
     SigningSecret,
     Stage,
     Subcommand,
+    Verdict,
 )
 from martlet.errors import ConfigError, MartletError, PluginError, Reason, Refused
 from martlet.net.addresses import show_address, split_listen
@@ -249,7 +253,7 @@ SEQUENCES: Final[dict[str, tuple[str, Callable[[object], bool]]]] = {
     "martlet_stages": ("Stage", lambda each: isinstance(each, Stage)),
     "martlet_routers": ("Router", lambda each: isinstance(each, Router)),
     "martlet_authenticators": ("functions", callable),
-    "martlet_authorizers": ("functions", callable),
+    "martlet_authorizers": ("functions or objects with decide", lambda each: callable(each) or hasattr(each, "decide")),
     "martlet_projections": ("Projection", _is_projection),
     "martlet_services": ("functions", callable),
     "martlet_commands": ("Subcommand", lambda each: isinstance(each, Subcommand)),
@@ -330,23 +334,42 @@ def guarded_mechanism(plugin: str, name: str, mechanism: Mechanism) -> Mechanism
 
 def guarded_authorizer(plugin: str, authorizer: Authorizer) -> Authorizer:
     """Return *authorizer* wrapped so that an error or an invalid result becomes a refusal that names the plugin."""
+    if not callable(authorizer):
+        return _GuardedDecider(plugin, authorizer)
 
     def ask(identity: Identity, action: str, name: str) -> bool | None:
-        try:
-            return _checked(authorizer(identity, action, name), bool)
-        except Refused:
-            raise
-        except Exception as error:
-            log.exception("plugin %r failed in its authorizer", plugin)
-            raise _guard_failed(plugin, "authorizer", error) from error
+        return _ask_guarded(plugin, bool, lambda: authorizer(identity, action, name))
 
     return ask
 
 
-def _checked(result: T | None, kind: type[T]) -> T | None:
-    if result is not None and not isinstance(result, kind):
-        raise TypeError(f"it returned {result!r:.80}; return {kind.__name__} or None")
-    return result
+@final
+class _GuardedDecider:
+    """A `Decider` whose errors and invalid results are refusals that name the plugin."""
+
+    def __init__(self, plugin: str, decider: Decider) -> None:
+        self._plugin = plugin
+        self._decider = decider
+
+    @property
+    def networks(self) -> Collection[Network]:
+        return self._decider.networks
+
+    def decide(self, question: Question) -> Verdict | None:
+        return _ask_guarded(self._plugin, Verdict, lambda: self._decider.decide(question))
+
+
+def _ask_guarded(plugin: str, kind: type[T], ask: Callable[[], T | None]) -> T | None:
+    try:
+        result = ask()
+        if result is not None and not isinstance(result, kind):
+            raise TypeError(f"it returned {result!r:.80}; return {kind.__name__} or None")
+        return result
+    except Refused:
+        raise
+    except Exception as error:
+        log.exception("plugin %r failed in its authorizer", plugin)
+        raise _guard_failed(plugin, "authorizer", error) from error
 
 
 def _guard_failed(plugin: str, what: str, error: Exception) -> Refused:

@@ -133,8 +133,8 @@ class FeedHandler:
     def _start(self, topic: str) -> None:
         if self._feed is not None:
             raise RemoteProtocolError("this connection has a feed; open another connection")
-        gate = self._broker.gate(self._peer.identity)
-        gate.find_topic(topic, "read", self._config.new_topic_queues)
+        gate = self._broker.gate(self._peer.identity, self._peer.login_origin())
+        gate.find_topic(topic, "subscribe", self._config.new_topic_queues)
         self._feed = gate.subscribe(self._peer, topic, ENCODING, start=from_earliest, credit=self._config.credit)
 
     def refuse(self, answer: Buffer, refused: Refused) -> None:

@@ -75,7 +75,7 @@ async def test_authorizers_are_asked(tmp_path: Path) -> None:
         running.broker.authorizers = (lambda identity, action, topic: (action, topic) != ("read", "news"),)
         peer = connect(running)
         await peer.send(b"FEED news\n")
-        assert (await peer.receive_line()).startswith(b"ERROR no permission: '' may not read topic[news]")
+        assert (await peer.receive_line()).startswith(b"ERROR no permission: '' may not subscribe to topic[news]")
 
 
 async def test_a_feed_creates_its_topic(tmp_path: Path) -> None:

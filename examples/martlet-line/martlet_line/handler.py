@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from martlet.access import Gate
-from martlet.contracts import Buffer, Identity, LoginOrigin, Password, Peer
+from martlet.contracts import Action, Buffer, Identity, LoginOrigin, Password, Peer
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.routing.selection import Selection, select_tags
 from martlet.delivery.subscriptions import (
@@ -77,7 +77,7 @@ class BrokerParts:
     counters: Counters
     clock: Clock
     authenticate: Callable[[Password, LoginOrigin], Awaitable[Identity]]
-    gate: Callable[[Identity], Gate]
+    gate: Callable[[Identity, LoginOrigin], Gate]
     selection: Callable[[str, str], Selection]
     finish: Callable[[Steps[None]], Awaitable[None]]
     choose: Callable[[int], int]
@@ -121,7 +121,7 @@ class LineHandler:
     def _gate(self) -> Gate:
         """The gate for the client's identity, which is known after the TLS handshake or after LOGIN."""
         if self._own_gate is None:
-            self._own_gate = self._parts.gate(self._peer.identity)
+            self._own_gate = self._parts.gate(self._peer.identity, self._peer.login_origin())
         return self._own_gate
 
     def handle(self, event: Event) -> Awaitable[None] | None:
@@ -234,7 +234,7 @@ class LineHandler:
         self._queues[topic.name] = queue_id
         return queue_id
 
-    def _topic(self, name: str, action: str) -> Topic:
+    def _topic(self, name: str, action: Action) -> Topic:
         """Return topic *name*, created if that is allowed. Raises `Refused`."""
         if action == "publish" and name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             raise Refused(Reason.NO_PERMISSION, f"topic[{name}]: publish is for the broker itself; take another topic")
@@ -252,7 +252,7 @@ class LineHandler:
         limit = parts.config.subscriptions_max
         if len(self._feeds) >= limit:
             raise Refused(Reason.BUSY, f"{limit} subscriptions of this connection; line.subscriptions_max is {limit}")
-        topic = self._topic(packet.topic, "read")
+        topic = self._topic(packet.topic, "subscribe")
         credit = parts.config.credit_default if packet.credit < 0 else packet.credit
         self._check_credit(credit)
         if packet.name and not packet.group:

@@ -211,7 +211,7 @@ async def test_who_may_not_publish_or_read_is_refused_on_every_path(tmp_path: Pa
         made.broker.rules.changed()
         await talk.say("PUB open secret")
         assert sorted([await talk.line(), await talk.line()]) == [
-            "END 1 '' may not read topic[open]",
+            "END 1 '' may not subscribe to topic[open]",
             "OK 0 0",
         ]
 
@@ -221,13 +221,13 @@ async def test_a_group_is_asked_about_by_its_retry_topic(tmp_path: Path) -> None
         denied: set[str] = {"%RETRY%G"}
         made.broker.authorizers = (lambda identity, action, topic: topic not in denied,)
         talk = made.connect()
-        assert await talk.ask("SUB t group G") == "ERR NO_PERMISSION '' may not read consumer group[G]"
+        assert await talk.ask("SUB t group G") == "ERR NO_PERMISSION '' may not subscribe to consumer group[G]"
         assert made.broker.groups.get("G") is None
         assert await talk.ask("SUB t group H") == "OK 1"
         denied.add("%RETRY%H")
         made.broker.rules.changed()
         assert await made.connect().ask("PUB t x") == "OK 0 0"
-        assert await talk.line() == "END 1 '' may not read consumer group[H]"
+        assert await talk.line() == "END 1 '' may not subscribe to consumer group[H]"
 
 
 @pytest.mark.parametrize("topic", sorted(BROKER_TOPICS - {EVENT_TOPIC}))

@@ -14,7 +14,7 @@ from typing import Final, final
 from zlib import crc32
 
 from martlet.access import Gate
-from martlet.contracts import Buffer, Identity, Peer
+from martlet.contracts import Buffer, Identity, LoginOrigin, Peer
 from martlet.delivery.cursor import CursorPlace
 from martlet.delivery.feed import Feed
 from martlet.delivery.runs import Run
@@ -53,7 +53,7 @@ class Shared:
 
     config: TopicsConfig
     clock: Clock
-    gate: Callable[[Identity], Gate]
+    gate: Callable[[Identity, LoginOrigin], Gate]
     feed: Feed
     names: dict[bytes, tuple[bytes, int]]  # by name as it comes: properties and hash of the name
     published: int = 0
@@ -345,7 +345,8 @@ class TopicsHandler:
 
     def _begin(self, name: str) -> None:
         """Attach to the session."""
-        shared, gate = self._shared, self._shared.gate(self._peer.identity)  # known once TLS has shaken hands
+        peer, shared = self._peer, self._shared
+        gate = shared.gate(peer.identity, peer.login_origin())  # known once TLS has shaken hands
         session, is_old = gate.open_session(
             PROTOCOL, name, shared.feed.tail_position(), self._lose, expiry_s=shared.config.session_expiry_s
         )

@@ -478,7 +478,9 @@ async def test_rules_are_about_the_names_of_messages(tmp_path: Path) -> None:
         topics.broker.authorizers = (Rules("a", "b"),)
         talk, other = await topics.connect(), await topics.connect()
         assert await talk.ask("SUB #") == "OK"
-        assert (await talk.ask("SUB +")).startswith("ERR 0 0 NO_PERMISSION '' may not read '+' in topic[topics]")
+        assert (await talk.ask("SUB +")).startswith(
+            "ERR 0 0 NO_PERMISSION '' may not subscribe to '+' in topic[topics]"
+        )
         await other.publish(1, ("a", b"1"), ("c", b"2"), ("d", b"3"), ("b", b"4"))
         assert await other.line() == "ACK 1 1"
         assert (await other.line()).startswith("ERR 2 2 NO_PERMISSION '' may not publish to 'c' in topic[topics]")

@@ -11,7 +11,16 @@ from typing import cast
 import pytest
 
 from martlet.broker import Broker
-from martlet.contracts import Certificate, Credentials, Identity, LoginOrigin, Password, PasswordCheck, SignedRequest
+from martlet.contracts import (
+    Action,
+    Certificate,
+    Credentials,
+    Identity,
+    LoginOrigin,
+    Password,
+    PasswordCheck,
+    SignedRequest,
+)
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
 from martlet.testing.peers import serving
@@ -96,11 +105,20 @@ async def test_rules_allow_and_everything_else_is_denied(tmp_path: Path) -> None
         broker = running.broker
         install(users(tmp_path), broker)
         shop, nobody = broker.gate(Identity("shop")), broker.gate(Identity())
-        allowed = [("publish", "orders"), ("read", "orders-2026"), ("read", "%RETRY%billing")]
-        denied = [("read", "orders"), ("publish", "orders-2026"), ("manage", "orders"), ("read", "")]
+        allowed: list[tuple[Action, str]] = [
+            ("publish", "orders"),
+            ("subscribe", "orders-2026"),
+            ("subscribe", "%RETRY%billing"),
+        ]
+        denied: list[tuple[Action, str]] = [
+            ("subscribe", "orders"),
+            ("publish", "orders-2026"),
+            ("delete", "orders"),
+            ("list", ""),
+        ]
         assert [shop.allows(*question) for question in allowed] == [True] * 3
         assert [shop.allows(*question) for question in denied] == [False] * 4
-        assert nobody.allows("read", "news")
+        assert nobody.allows("subscribe", "news")
         assert not nobody.allows("publish", "news")
         broker.topics.ensure("news", 1)
         with pytest.raises(Refused, match=r"'shop' may not publish to topic\[news\]"):
@@ -112,16 +130,16 @@ async def test_a_reload_takes_a_new_file_and_keeps_the_old_one_where_it_is_wrong
         broker, plugin = running.broker, users(tmp_path)
         install(plugin, broker)
         gate = broker.gate(Identity("robot"))
-        assert not gate.allows("read", "news")
+        assert not gate.allows("subscribe", "news")
         (tmp_path / "users.toml").write_text("users = 3 4")
         with pytest.raises(ConfigError):
             plugin.martlet_reload()
         broker.rules.changed()
-        assert broker.gate(Identity()).allows("read", "news")
+        assert broker.gate(Identity()).allows("subscribe", "news")
         (tmp_path / "users.toml").write_text('[users.robot]\nrules = ["read *"]')
         plugin.martlet_reload()
         broker.rules.changed()
-        assert gate.allows("read", "news")
+        assert gate.allows("subscribe", "news")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ class ClientSubscriptions:
         if shared is not None:
             self.outgoing.shares.add(grant, shared)
         elif is_sys(topic_filter):
-            self._gate.check("read", topic_filter)
+            self._gate.check("subscribe", topic_filter)
             self._sys.subscribe(self.outgoing, grant, with_values=False)
         else:
             self.outgoing.go_on(grant, rest)
@@ -190,7 +190,7 @@ class ClientSubscriptions:
         if is_new and len(self._session.filters) >= config.filters_max:
             raise Refused(Reason.BUSY, f"the session has {config.filters_max} filters; mqtt.filters_max allows no more")
         if is_sys(topic_filter):
-            self._gate.check("read", topic_filter)
+            self._gate.check("subscribe", topic_filter)
         else:
             self.outgoing.check(topic_filter if shared is None else shared.topic_filter)
         if grant.selector and is_sys(topic_filter):

@@ -76,7 +76,7 @@ class Metrics:
                 self._peer.wake()
                 break
             value, retain = self._waiting.pop((name, grants))
-            if not self._gate.allows("read", name):
+            if not self._gate.allows("subscribe", name):
                 continue
             frames = self._frames
             properties = frames.shape(grants).identifiers if frames.version == V5 else None

@@ -129,7 +129,7 @@ class Handshake:
             answer = await login.answer(properties)
             if self._connection.state is not State.OPEN:
                 return  # the connection ended meanwhile
-            if isinstance(answer, Identity) and answer != self._peer.identity:
+            if isinstance(answer, Identity) and answer.name != self._peer.identity.name:
                 text = f"user {self._peer.identity.name!r} proves to be {answer.name!r} now; connect again"
                 raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
             self._send(answer if isinstance(answer, Auth) else login.success())
@@ -189,7 +189,7 @@ class Handshake:
         context, connect = self._context, self._connect
         if self._connection.state is not State.ACCEPTING:
             return None  # the connection ended while a thread checked the password
-        gate = context.broker.gate(self._peer.identity)
+        gate = context.broker.gate(self._peer.identity, self._peer.login_origin(connect.client_id))
         client_id, is_assigned = connect.client_id, not connect.client_id
         if is_assigned:
             if connect.version != V5 and not connect.clean_start:
@@ -237,7 +237,7 @@ class Handshake:
         holder = self._context.clients.get(client_id)
         if holder is None:
             return
-        if holder.identity != self._peer.identity:
+        if holder.identity.name != self._peer.identity.name:
             text = f"client identifier {client_id[:80]!r} belongs to somebody else; choose another one"
             raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
         holder.lose("another connection uses the client identifier")

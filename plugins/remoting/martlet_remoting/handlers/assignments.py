@@ -36,7 +36,7 @@ STRATEGIES: Final[Mapping[str, Average | AverageByCircle]] = {s.name: s for s in
 
 
 @final
-class Question(Struct, frozen=True):
+class AssignmentQuery(Struct, frozen=True):
     """The fields of a QUERY_ASSIGNMENT request."""
 
     group: str
@@ -48,23 +48,21 @@ class Question(Struct, frozen=True):
 
 def query_assignment(context: RequestContext, command: Command) -> Steps[Frame | None]:
     """Answer the queues of a topic that the client gets; an answer without a list means that it keeps its queues."""
-    question = yield from _question(command)
-    grant = context.gate(command).consume(question.group, question.topic)
+    query = yield from _read_query(command)
+    grant = context.gate(command).consume(query.group, query.topic)
     others = context.state.others
-    queues_elsewhere = others.known(question.topic) if others is not None else ()
+    queues_elsewhere = others.known(query.topic) if others is not None else ()
     if queues_elsewhere is not None:
         state = context.state
-        mode = state.request_modes.get(question.topic, question.group)
+        mode = state.request_modes.get(query.topic, query.group)
         return (
-            yield from _answer(
-                state.broker.config.name, state.members, mode, grant, command, question, queues_elsewhere
-            )
+            yield from _answer(state.broker.config.name, state.members, mode, grant, command, query, queues_elsewhere)
         )
-    context.peer.start(_ask_and_answer, context, grant, command, question)
+    context.peer.start(_ask_and_answer, context, grant, command, query)
     return None
 
 
-def _question(command: Command) -> Steps[Question]:
+def _read_query(command: Command) -> Steps[AssignmentQuery]:
     body = yield from read_body(command)
     group, topic = text(body, "consumerGroup"), text(body, "topic")
     if not group or not topic:
@@ -72,17 +70,19 @@ def _question(command: Command) -> Steps[Question]:
     model = enum_name(body, "messageModel", MODELS, "")
     if model not in MODELS:
         raise Refused(Reason.MALFORMED, f"messageModel {model!r} is unknown; it must be one of {', '.join(MODELS)}")
-    return Question(group, topic, text(body, "clientId"), model, text(body, "strategyName"))
+    return AssignmentQuery(group, topic, text(body, "clientId"), model, text(body, "strategyName"))
 
 
-async def _ask_and_answer(context: RequestContext, grant: ConsumeGrant, command: Command, question: Question) -> None:
+async def _ask_and_answer(
+    context: RequestContext, grant: ConsumeGrant, command: Command, query: AssignmentQuery
+) -> None:
     state = context.state
     assert state.others is not None
     try:
-        known = await state.others.ask(question.topic)
-        mode = state.request_modes.get(question.topic, question.group)
+        known = await state.others.ask(query.topic)
+        mode = state.request_modes.get(query.topic, query.group)
         answer = await state.broker.turns.finish(
-            _answer(state.broker.config.name, state.members, mode, grant, command, question, known)
+            _answer(state.broker.config.name, state.members, mode, grant, command, query, known)
         )
     except Refused as error:
         code = REASON_CODES[error.reason]
@@ -97,16 +97,16 @@ def _answer(
     mode: RequestMode,
     grant: ConsumeGrant,
     command: Command,
-    question: Question,
+    query: AssignmentQuery,
     elsewhere: Sequence[TopicQueues],
 ) -> Steps[bytes]:
     counts = _read_queues(own_name, grant, elsewhere)
     total = sum(counts.values())
     if total > QUEUES_MAX:
-        text_ = f"topic[{question.topic}] has {total} queues on {len(counts)} brokers"
+        text_ = f"topic[{query.topic}] has {total} queues on {len(counts)} brokers"
         raise Refused(Reason.BUSY, f"{text_}; at most {QUEUES_MAX} can be allocated")
     places = [(broker, number) for broker in sorted(counts) for number in range(counts[broker])]
-    share = (yield from _share(members, mode, question, total)) if total else None
+    share = (yield from _share(members, mode, query, total)) if total else None
     if share is None:
         return reply(command, body=b"{}")
     if share is EVERY_BROKER:
@@ -116,7 +116,7 @@ def _answer(
     assignments: list[dict[str, object]] = []
     budget = Budget()
     for broker, number in queues:
-        queue = {"brokerName": broker, "queueId": number, "topic": question.topic}
+        queue = {"brokerName": broker, "queueId": number, "topic": query.topic}
         assignments.append({"messageQueue": queue, "mode": mode.mode})
         if budget.is_over():
             yield
@@ -135,25 +135,25 @@ def _read_queues(own_name: str, grant: ConsumeGrant, elsewhere: Sequence[TopicQu
     return counts
 
 
-def _share(members: Members, mode: RequestMode, question: Question, total: int) -> Steps[Sequence[int] | None]:
+def _share(members: Members, mode: RequestMode, query: AssignmentQuery, total: int) -> Steps[Sequence[int] | None]:
     """Return the client's share of *total* queues; `EVERY_BROKER` if it pops all, None if that cannot be decided."""
-    if question.model == BROADCASTING:
+    if query.model == BROADCASTING:
         return range(total)
-    group, strategy = members.group(question.group), STRATEGIES.get(question.strategy)
-    if group is None or strategy is None or not question.client_id.strip():
+    group, strategy = members.group(query.group), STRATEGIES.get(query.strategy)
+    if group is None or strategy is None or not query.client_id.strip():
         return None
     ids = group.sorted_ids()
     if mode.mode == POP and (mode.shared <= 0 or mode.shared >= len(ids) - 1):
         return EVERY_BROKER
-    if mode.mode == PULL or question.client_id not in ids:
-        return strategy.allocate(question.group, question.client_id, range(total), ids)
-    number = ids.index(question.client_id)
+    if mode.mode == PULL or query.client_id not in ids:
+        return strategy.allocate(query.group, query.client_id, range(total), ids)
+    number = ids.index(query.client_id)
     if len(ids) > total:
         return (number % total,)
     found: list[int] = []
     budget = Budget(ID_US)
     for more in range(mode.shared + 1):
-        found += strategy.allocate(question.group, ids[(number + more) % len(ids)], range(total), ids)
+        found += strategy.allocate(query.group, ids[(number + more) % len(ids)], range(total), ids)
         if budget.is_over(len(ids)):
             yield
     return found
@@ -182,7 +182,7 @@ def set_request_mode(context: RequestContext, command: Command) -> Steps[bytes]:
 
 def all_request_modes(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the modes that were set, by topic and group."""
-    context.gate(command).queries.broker()
+    context.gate(command).queries.broker("list")
     return reply_in_pieces(command, (yield from context.state.request_modes.json_in_steps()))
 
 

@@ -266,7 +266,7 @@ class RequestContext:
         if identity is None:
             return self.connection_gate()
         if self._signed_gate is None or self._signed_gate.identity != identity:
-            self._signed_gate = self.state.broker.gate(identity)
+            self._signed_gate = self.state.broker.gate(identity, self.peer.login_origin())
         return self._signed_gate
 
     def connection_gate(self) -> Gate:
@@ -274,7 +274,7 @@ class RequestContext:
         if self.own_gate is None:
             broker, peer = self.state.broker, self.peer
             peer.identity = broker.authentication.identify(peer)
-            self.own_gate = broker.gate(peer.identity)
+            self.own_gate = broker.gate(peer.identity, peer.login_origin())
         return self.own_gate
 
     def complain(self, code: int, error: MartletError) -> None:

@@ -177,7 +177,7 @@ def _malformed(form: str) -> Refused:
 
 def list_external(context: RequestContext, command: Command) -> Steps[bytes]:
     """List the producers after a given one, with their staged and committed transactions."""
-    context.gate(command).check("manage", "")
+    context.gate(command).check("update", "")
     found = _check_supported(context.state.broker)
     after = command.text("identity", ""), command.text("producer", "")
     count = min(max(command.integer("count", LISTED_MAX), 1), LISTED_MAX)

@@ -51,7 +51,7 @@ async def send_back(context: RequestContext, command: Command) -> bytes:
 
 def _readable_topic(gate: Gate, record: Record) -> str:
     """Return a topic that gives read access to *record*: its own or one of its light topics."""
-    return next((topic for topic, _, _ in places(record) if gate.allows("read", topic)), record.topic)
+    return next((topic for topic, _, _ in places(record) if gate.allows("subscribe", topic)), record.topic)
 
 
 def found_record(data: bytes | None, position: int) -> Record:

@@ -184,7 +184,7 @@ def _position(message_id: str) -> int:
 async def list_transactions(context: RequestContext, command: Command) -> bytes:
     """List pending transactions from a half message on, or with one transaction id."""
     gate = context.gate(command)
-    gate.check("manage", "")
+    gate.check("update", "")
     transactions = _transactions(context.state.broker)
     key = command.text("transactionId", "")
     if key:

@@ -115,7 +115,7 @@ def _delete_queue(context: Context, gate: Gate, text: str) -> Row:
     if found.members:
         raise StompError(f"the queue {shown(text)} has {found.members} consumers; disconnect them first")
     if found.owns_topic:
-        gate.admin.topic(topic).delete()
+        gate.admin.topic_deletion(topic).delete()
     else:
         shared_groups.forget(topic, group, context.policy)
     return _row_of(found)

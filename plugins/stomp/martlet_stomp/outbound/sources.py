@@ -209,7 +209,7 @@ class Opening:
         is_new = not context.has_topic(topic)
         if destination.is_filter and not is_new:
             return False  # a client that may read only some names is not checked for the whole topic
-        if self._gate.find_topic(topic, "read", context.config.queues) is None:
+        if self._gate.find_topic(topic, "subscribe", context.config.queues) is None:
             text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
             raise Refused(Reason.NO_TOPIC, text)
         return is_new

@@ -46,7 +46,7 @@ class Client:
         self._context = context
         self._connect = connect
         self._end = end
-        gate = self.gate = context.broker.gate(peer.identity)
+        gate = self.gate = context.broker.gate(peer.identity, peer.login_origin())
         session = self.session = context.broker.ids.unique()
         context.temporary.begin(session, gate.identity.name)
         self.subscriptions = ClientSubscriptions(peer, context, gate, connect, session, end)

@@ -53,7 +53,7 @@ def consumer_connections(context: RequestContext, command: Command) -> Steps[Fra
 def producer_connections(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the live members of a producer group."""
     name = command.text("producerGroup")
-    context.gate(command).queries.broker()
+    context.gate(command).queries.broker("list")
     members = context.state.members.producers.get(name)
     if not members:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
@@ -63,7 +63,7 @@ def producer_connections(context: RequestContext, command: Command) -> Steps[Fra
 
 def all_producers(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all live producers by group."""
-    context.gate(command).queries.broker()
+    context.gate(command).queries.broker("list")
     groups = list(context.state.members.producers.items())
     table = Lazy((name, LazyList(_producers(list(members.values())))) for name, members in groups)
     return reply_in_pieces(command, (yield from dumps_in_steps({"data": table})))

@@ -74,7 +74,7 @@ def update_groups(context: RequestContext, command: Command) -> Steps[bytes]:
 def delete_group(context: RequestContext, command: Command) -> bytes:
     """Delete a group; with cleanOffset (5.x tools) or removeOffset (4.x tools) also its offsets."""
     name = command.text("groupName")
-    grant = context.gate(command).admin.group(name)
+    grant = context.gate(command).admin.group_deletion(name)
     clean = command.boolean("cleanOffset") or command.boolean("removeOffset")
     grant.delete(clean_offsets=clean)
     return reply(command)
@@ -82,7 +82,7 @@ def delete_group(context: RequestContext, command: Command) -> bytes:
 
 def all_groups(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all groups, or one page of them."""
-    grant = context.gate(command).queries.broker()
+    grant = context.gate(command).queries.broker("list")
     table_version, all_names = grant.groups_version, grant.groups()
     version = Version(table_version.counter, table_version.state_version, table_version.timestamp)
     names = page(command, "groupSeq", "maxGroupNum", version, all_names)

@@ -100,7 +100,7 @@ def group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
 def all_group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the progress of every group on this broker."""
     state, ordered = context.state, command.boolean("isOrder")
-    grant = context.gate(command).queries.broker()
+    grant = context.gate(command).queries.broker("list")
     found: list[object] = []
     total, budget = 0, Budget(QUEUE_US)
     for group in grant.groups():
@@ -193,7 +193,7 @@ def subscription_of_group(context: RequestContext, command: Command) -> bytes:
 
 def all_offsets(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the committed offsets of all groups."""
-    grant = context.gate(command).queries.broker()
+    grant = context.gate(command).queries.broker("list")
     return reply_in_pieces(command, (yield from grant.offsets_in_steps()))
 
 

@@ -218,7 +218,7 @@ def delete_topic(context: RequestContext, command: Command) -> bytes:
     name = command.text("topic")
     if not name.strip():
         raise Refused(Reason.PARAMETER, "The specified topic is blank.")
-    grant = context.gate(command).admin.topic(name)
+    grant = context.gate(command).admin.topic_deletion(name)
     if is_system(context.state.broker, name):
         raise Refused(Reason.PARAMETER, f"The topic[{name}] is conflict with system topic.")
     grant.delete()
@@ -227,7 +227,7 @@ def delete_topic(context: RequestContext, command: Command) -> bytes:
 
 def all_topics(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all topics, or one page of them."""
-    grant = context.gate(command).queries.broker()
+    grant = context.gate(command).queries.broker("list")
     table_version, topics = grant.topics_version, list(grant.topics())
     version = Version(table_version.counter, table_version.state_version, table_version.timestamp)
     topics_of_page = page(command, "topicSeq", "maxTopicNum", version, topics)
@@ -263,7 +263,7 @@ def one_topic(context: RequestContext, command: Command) -> bytes:
 
 def system_topic_list(context: RequestContext, command: Command) -> bytes:
     """Answer the names of system topics, which clients cannot use."""
-    context.gate(command).queries.broker()
+    context.gate(command).queries.broker("list")
     return reply(command, body=dumps({"topicList": system_topics(context.state.broker)}))
 
 
