@@ -8,15 +8,18 @@ import hashlib
 import hmac
 from base64 import b64encode
 from collections.abc import Mapping
+from struct import pack
 
 import pytest
 
-from martlet.contracts import Credentials, Identity, LoginOrigin, SignedRequest
+from martlet.access.signers import SLICE_BYTES
+from martlet.contracts import AccessKey, Authenticator, Credentials, Identity, LoginOrigin, SignedRequest, SigningSecret
 from martlet.errors import Reason, Refused
-from martlet_remoting.handler import signed_request
+from martlet_remoting.handlers import signers
+from martlet_remoting.wire.codec import decode_frame
 from martlet_remoting.wire.codes import VERSION_4_9_3, VERSION_4_9_4, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.signatures import SigningKey, signed_content
+from martlet_remoting.wire.signatures import SigningKey, is_signed, signed_contents, signed_values
 
 from .conftest import FakeClient, Harness, pull_ext, send_ext
 
@@ -31,7 +34,16 @@ def sign(user: str, ext: Mapping[str, object], body: bytes = b"", secret: bytes 
     return {**fields, "Signature": b64encode(mac.digest()).decode()}
 
 
+def tell(credentials: Credentials, origin: LoginOrigin) -> SigningSecret | None:
+    """Leaves the verifying to the core."""
+    if not isinstance(credentials, AccessKey):
+        return None
+    user = credentials.access_key
+    return SigningSecret(Identity(user), SECRETS.get(user, b"of nobody"))
+
+
 def check(credentials: Credentials, origin: LoginOrigin) -> Identity | None:
+    """Verifies each request itself."""
     if not isinstance(credentials, SignedRequest):
         return None
     mac = hmac.digest(SECRETS.get(credentials.access_key, b"?"), credentials.content, "sha1")
@@ -44,26 +56,57 @@ def allow(identity: Identity, action: str, name: str) -> bool:
     return identity.name == "ann" or (identity.name == "bob" and action == "read")
 
 
-@pytest.fixture
-def client(harness: Harness) -> FakeClient:
+@pytest.fixture(params=[tell, check])
+def client(harness: Harness, request: pytest.FixtureRequest) -> FakeClient:
+    return closed(harness, request.param)
+
+
+def closed(harness: Harness, authenticator: Authenticator) -> FakeClient:
+    """A client of a broker that knows ann and bob."""
     harness.topic("T")
-    harness.broker.authentication.authenticators = (check,)
+    harness.broker.authentication.authenticators = (authenticator,)
     harness.broker.authorizers = (allow,)
     return harness.client()
 
 
-@pytest.mark.parametrize(
-    ("version", "signed"), [(VERSION_4_9_3, b"trueGtopic5body"), (VERSION_4_9_4, b"truefalseGtopic5body")]
-)
-def test_the_signature_covers_the_sorted_fields_and_the_body(version: int, signed: bytes) -> None:
+@pytest.mark.parametrize(("version", "signed"), [(VERSION_4_9_3, b"trueGtopic5"), (VERSION_4_9_4, b"truefalseGtopic5")])
+def test_the_signature_covers_the_sorted_fields(version: int, signed: bytes) -> None:
     ext = {"b": "topic", "a": "G", "n": 5, "B": True, "Signature": "?", "_UNIQUE_KEY_QUERY": "false", "none": None}
-    assert signed_content(Command(V2, ext, b"body", version=version)) == signed
+    assert signed_values(ext, version) == signed
 
 
-def test_a_request_without_an_access_key_is_not_signed() -> None:
-    assert signed_request(Command(V2, {"Signature": "x"})) is None
-    found = signed_request(Command(V2, {"AccessKey": "a", "SecurityToken": "t"}, b"x"))
-    assert found == SignedRequest("a", "", b"atx", "t")
+def test_fields_are_in_the_order_of_javas_strings() -> None:
+    # As java.util.TreeMap: U+1F600 begins with the surrogate U+D83D, which is less than U+FF01.
+    ext = {"\uff01": "3", "\U0001f600": "2", "a": "1", "\uffff": "4"}
+    assert max(ext) == "\U0001f600"
+    assert signed_values(ext, VERSION_4_9_4) == b"1234"
+
+
+def test_go_clients_do_not_sign_their_token() -> None:
+    ext = {"AccessKey": "a", "SecurityToken": "t", "b": "x", "Signature": "?"}
+    assert signed_contents(Command(V2, ext)) == [b"atx", b"ax"]
+    assert signed_contents(Command(V2, {**ext, "SecurityToken": ""})) == [b"ax"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "signed"),
+    [
+        (b'{"AccessKey":"a"}', True),
+        (b'{"\\u0041ccessKey":"a"}', True),
+        (b'{"Acces\\u0073Key":"a"}', True),
+        (b'{"AccessKey":5}', True),
+        (b'{"AccessKey":""}', False),
+        (b'{"AccessKey":null}', False),
+        (b'{"accessKey":"a","b":"\\u0001"}', False),
+        (b'{"Signature":"x"}', False),
+        (b"null", False),
+    ],
+)
+@pytest.mark.parametrize("code", [V2, RequestCode.SEND_MESSAGE])
+def test_a_request_is_signed_if_it_has_an_access_key(fields: bytes, signed: bool, code: int) -> None:
+    header = b'{"code":%d,"opaque":1,"extFields":%b}' % (code, fields)
+    command = decode_frame(pack(">ii", 4 + len(header), len(header)) + header)
+    assert is_signed(command) is signed
 
 
 async def test_each_request_acts_for_its_signer(client: FakeClient) -> None:
@@ -94,6 +137,89 @@ async def test_a_wrong_signature_is_refused_and_nothing_happens(
     assert str(answer.remark).endswith("is wrong")
     assert harness.store.appended == end
     assert harness.broker.statistics()["refused_by_authenticators"] == 1
+
+
+def sign_with_token(user: str, ext: Mapping[str, object], token: str, *, signed: bool) -> dict[str, object]:
+    """As Java clients sign if the token is *signed*, otherwise as Go clients do."""
+    fields = {**ext, "SecurityToken": token} if signed else ext
+    return {**sign(user, fields, b"x"), "SecurityToken": token}
+
+
+@pytest.mark.parametrize("signed", [True, False])
+async def test_a_token_may_be_signed_or_not(client: FakeClient, signed: bool) -> None:
+    ext = sign_with_token("ann", send_ext("T"), "token", signed=signed)
+    assert (await client.ask(V2, ext, b"x")).code == 0
+    assert (await client.ask(V2, {**ext, "e": "3"}, b"x")).code == ResponseCode.NO_PERMISSION
+    assert (await client.ask(V2, {**ext, "SecurityToken": None}, b"x")).code == (
+        ResponseCode.NO_PERMISSION if signed else 0
+    )
+
+
+async def test_a_connection_asks_once_for_a_secret_until_credentials_change(harness: Harness) -> None:
+    asked: list[AccessKey] = []
+
+    def count(credentials: Credentials, origin: LoginOrigin) -> SigningSecret | None:
+        if isinstance(credentials, AccessKey):
+            asked.append(credentials)
+        return tell(credentials, origin)
+
+    client, pull = closed(harness, count), pull_ext("T", 0)
+    for _ in range(3):
+        assert (await client.ask(RequestCode.PULL_MESSAGE, sign("bob", pull))).code != ResponseCode.NO_PERMISSION
+    assert asked == [AccessKey("bob")]
+    harness.broker.authentication.changed()
+    for _ in range(3):
+        assert (await client.ask(RequestCode.PULL_MESSAGE, sign("bob", pull))).code != ResponseCode.NO_PERMISSION
+    assert len(asked) == 2
+    guess = sign("ann", pull, secret=b"guess")
+    for _ in range(3):
+        assert (await client.ask(RequestCode.PULL_MESSAGE, guess)).code == ResponseCode.NO_PERMISSION
+    assert len(asked) == 5, "a key that has proved nothing is not remembered"
+
+
+async def test_a_changed_secret_counts_from_the_next_request_on(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, pull = closed(harness, tell), sign("bob", pull_ext("T", 0))
+    assert (await client.ask(RequestCode.PULL_MESSAGE, pull)).code != ResponseCode.NO_PERMISSION
+    monkeypatch.setitem(SECRETS, "bob", b"new key")
+    harness.broker.authentication.changed()
+    assert (await client.ask(RequestCode.PULL_MESSAGE, pull)).code == ResponseCode.NO_PERMISSION
+    renewed = sign("bob", pull_ext("T", 0))
+    assert (await client.ask(RequestCode.PULL_MESSAGE, renewed)).code != ResponseCode.NO_PERMISSION
+
+
+async def test_a_connection_remembers_a_few_keys(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signers, "KEYS_MAX", 4)
+    client = closed(harness, tell)
+    for number in range(10):
+        ext = sign_with_token("ann", send_ext("T"), f"token {number}", signed=True)
+        assert (await client.ask(V2, ext, b"x")).code == 0
+    kept = client.handler._signers
+    assert kept is not None
+    assert len(kept._proved) <= 4
+    ext = sign_with_token("ann", send_ext("T"), "t" * (signers.KEY_CHARS_MAX + 1), signed=True)
+    assert (await client.ask(V2, ext, b"x")).code == 0
+    assert len(max(token for _, token in kept._proved)) < 10
+
+
+async def test_a_long_body_is_verified_in_slices_and_later_requests_wait(harness: Harness, client: FakeClient) -> None:
+    body = bytes(3 * SLICE_BYTES)
+    wrong = sign("ann", send_ext("T"), body + b"!")
+    before = harness.broker.turns.slices
+    for ext, code in (sign("ann", send_ext("T"), body), 0), (wrong, ResponseCode.NO_PERMISSION):
+        handled = client.handler.handle(Command(V2, ext, body, opaque=7))
+        assert handled is not None, "the server reads no further request of this client before that is done"
+        await handled
+        await harness.step()
+        assert client.answers.pop(7).code == code
+    is_told = harness.broker.authentication.authenticators == (tell,)
+    assert harness.broker.turns.slices - before == (8 if is_told else 2)
+    assert harness.state.counters.requests == 2
+    assert harness.broker.statistics()["refused_by_authenticators"] == 1
+    record = harness.store.lookup.record_at(0)
+    assert record is not None
+    assert len(record) > len(body)
 
 
 async def test_a_held_pull_is_answered_with_the_rights_of_its_signer(harness: Harness, client: FakeClient) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, final
 
+from msgspec.structs import replace
+
 from martlet.access.login_line import LoginLine
 from martlet.access.proofs import ProofCache
 from martlet.access.signers import Signer
@@ -74,20 +76,33 @@ class Authentication:
         Raises:
           Refused: the credentials are wrong, or no authenticator supports them (Reason.CREDENTIALS).
         """
-        if isinstance(credentials, SignedRequest):
-            signer = self.find_signer(AccessKey(credentials.access_key, credentials.token), origin)
-            if signer is not None:
-                if signer.has_signed(credentials.content, credentials.signature):
-                    return signer.identity
-                raise self.count_wrong_signature(credentials.access_key)
         try:
-            answer = self._ask(credentials, origin)
-            if not isinstance(answer, Identity):
-                raise TypeError(f"an authenticator answered {answer!r:.80} instead of an identity")
-            return answer
+            if isinstance(credentials, SignedRequest):
+                return self._verify_request(credentials, origin)
+            return self._identity(credentials, origin)
         except Refused:
             self.refused += 1
             raise
+
+    def _verify_request(self, request: SignedRequest, origin: LoginOrigin) -> Identity:
+        signer = self._find_signer(AccessKey(request.access_key, request.token), origin)
+        if signer is None:
+            try:
+                return self._identity(request, origin)
+            except Refused:
+                if not request.token:
+                    raise
+            return self._identity(replace(request, content=request.without_token), origin)
+        for content in (request.content, request.without_token) if request.token else (request.content,):
+            if signer.has_signed(content, request.signature):
+                return signer.identity
+        raise _wrong_signature(request.access_key)
+
+    def _identity(self, credentials: Credentials, origin: LoginOrigin) -> Identity:
+        answer = self._ask(credentials, origin)
+        if not isinstance(answer, Identity):
+            raise TypeError(f"an authenticator answered {answer!r:.80} instead of an identity")
+        return answer
 
     def find_signer(self, key: AccessKey, origin: LoginOrigin) -> Signer | None:
         """Return the verifier of signatures by *key*; use it for as long as `generation` is the same.
@@ -98,21 +113,24 @@ class Authentication:
           Refused: an authenticator refuses the key (Reason.CREDENTIALS).
         """
         try:
-            for authenticator in self.authenticators:
-                answer = authenticator(key, origin)
-                if isinstance(answer, SigningSecret):
-                    return Signer(answer)
-                if answer is not None:
-                    raise TypeError(f"an authenticator answered {answer!r:.80} instead of a secret to an access key")
+            return self._find_signer(key, origin)
         except Refused:
             self.refused += 1
             raise
+
+    def _find_signer(self, key: AccessKey, origin: LoginOrigin) -> Signer | None:
+        for authenticator in self.authenticators:
+            answer = authenticator(key, origin)
+            if isinstance(answer, SigningSecret):
+                return Signer(answer)
+            if answer is not None:
+                raise TypeError(f"an authenticator answered {answer!r:.80} instead of a secret to an access key")
         return None
 
     def count_wrong_signature(self, access_key: str) -> Refused:
         """Count a refusal and return its error. It does not say whether the key exists."""
         self.refused += 1
-        return Refused(Reason.CREDENTIALS, f"access key {access_key!r} or the signature is wrong")
+        return _wrong_signature(access_key)
 
     def changed(self) -> None:
         """Forget the secrets that authenticators have answered. Call this after users, keys or their secrets changed.
@@ -199,3 +217,7 @@ class Authentication:
     def statistics(self) -> dict[str, object]:
         """Return the logins that wait for a check, and the passwords that need none."""
         return {**self.line.statistics(), "proved": len(self.proofs)}
+
+
+def _wrong_signature(access_key: str) -> Refused:
+    return Refused(Reason.CREDENTIALS, f"access key {access_key!r} or the signature is wrong")

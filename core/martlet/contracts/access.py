@@ -67,13 +67,15 @@ class SignedRequest(Struct, frozen=True):
     Authenticators get it if none of them answers its `AccessKey`, which is many times faster.
 
     ``signature`` is base64 of HMAC-SHA1 over ``content``: the values of all header fields but Signature in the order
-    of their names, and the body.
+    of their names, and the body. Go clients leave the field of ``token`` out of what they sign, so if there is a token,
+    ``without_token`` is their content. An authenticator that refuses is asked again with that as ``content``.
     """
 
     access_key: str
     signature: str
     content: bytes
     token: str = ""
+    without_token: bytes = b""
 
     def __repr__(self) -> str:
         return f"SignedRequest(access_key={self.access_key!r})"

@@ -10,7 +10,8 @@ from typing import Final, final
 
 import trio
 
-from martlet.contracts import Buffer, LoginOrigin, Peer, SignedRequest
+from martlet.access.signers import SLICE_BYTES
+from martlet.contracts import Buffer, Peer
 from martlet.errors import MartletError, NotReady, Refused
 from martlet.runtime.steps import resume
 from martlet_remoting.handlers import (
@@ -31,15 +32,16 @@ from martlet_remoting.handlers import (
     transactions,
 )
 from martlet_remoting.handlers.context import Answer, Declined, Handle, RemotingState, RequestContext, refusal
+from martlet_remoting.handlers.signers import Signers
 from martlet_remoting.wire.codec import FrameBuffer
 from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from martlet_remoting.wire.connection import RemotingConnection
 from martlet_remoting.wire.packets import NO_EXT, Command, Frame
 from martlet_remoting.wire.runs import AckRun, SendRun
-from martlet_remoting.wire.signatures import ACCESS_KEY, SIGNATURE, TOKEN, signed_content
+from martlet_remoting.wire.signatures import is_signed
 from martlet_remoting.wire.unsupported import unsupported_text
 
-__all__ = ["FAST_TABLE", "TABLE", "RemotingHandler", "signed_request"]
+__all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
 
 TABLE: Final[dict[int, Handle]] = {
     **send.TABLE,
@@ -80,24 +82,24 @@ FRAMES: Final = (bytes, list)
 # Requests in runs after which other connections have their turn: a request takes 4 to 12 us, and one read can have
 # 2,000. With this limit a turn of the event loop takes 3 to 6 ms.
 REQUESTS_A_TURN: Final = 512
-NO_LOGIN: Final = LoginOrigin()
 
 
 @final
 class RemotingHandler:
     """Handles the commands of one connection in order; answers may be sent in another order."""
 
-    __slots__ = ("_authentication", "_login", "_table", "_taken", "context")
+    __slots__ = ("_signers", "_table", "_taken", "context")
 
     def __init__(self, state: RemotingState, peer: Peer, connection: RemotingConnection, *, fast: bool = False) -> None:
         self.context = RequestContext(state, peer, fast=fast)
-        self._authentication = state.broker.authentication if state.broker.authentication.authenticators else None
-        self._login = peer.login_origin() if self._authentication is not None else NO_LOGIN
+        authentication = state.broker.authentication
+        # None without authenticators: then signatures are not looked at.
+        self._signers = Signers(authentication, peer.login_origin()) if authentication.authenticators else None
         self._table = FAST_TABLE if fast else TABLE
         self._taken = 0  # requests in runs since other connections had their turn
         connection.waiting = self.context
         # A signature covers fields that runs do not read.
-        connection.takes_runs = self._authentication is None
+        connection.takes_runs = self._signers is None
         state.contexts[self.context] = None
 
     def handle(self, event: Command | SendRun | AckRun) -> Awaitable[None] | None:
@@ -113,15 +115,18 @@ class RemotingHandler:
         if isinstance(event, AckRun):
             event.taken = acks.ack_run(context, event.acks)
             return self._give_turn_after(len(event))
-        flag = event.flag
+        flag, signers = event.flag, self._signers
         if flag & FLAG_RESPONSE:
             context.finish(event.opaque, event)
             return None
+        if signers is not None and (event.identity is not None or not is_signed(event)):
+            signers = None  # nothing to verify
+        if signers is not None and len(event.body) > SLICE_BYTES:
+            return self._handle_long(event, signers)
         context.state.counters.requests += 1
-        authentication = self._authentication
         try:
-            if authentication is not None and (signed := signed_request(event)) is not None:
-                event.identity = authentication.authenticate(signed, self._login)
+            if signers is not None:
+                event.identity = signers.authenticate(event)
             handle = self._table.get(event.code)
             if handle is None:
                 raise Declined(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, unsupported_text(event.code))
@@ -138,6 +143,20 @@ class RemotingHandler:
             else:
                 context.send(answer)
         return None
+
+    async def _handle_long(self, command: Command, signers: Signers) -> None:
+        """Handle a signed request with a long body, whose signature takes several slices."""
+        context = self.context
+        try:
+            command.identity = await context.state.broker.turns.finish(signers.authenticate_in_slices(command))
+        except MartletError as error:
+            context.state.counters.requests += 1
+            context.answer(command, self._refusal(command, error))
+            return
+        rest = self.handle(command)
+        context.peer.wake()
+        if rest is not None:
+            await rest
 
     def _give_turn_after(self, requests: int) -> Awaitable[None] | None:
         """Count *requests* in a run; after very many, return an awaitable that waits for this connection's turn."""
@@ -235,11 +254,3 @@ class RemotingHandler:
     def closed(self, reason: str) -> None:
         """Clean up after the connection has closed."""
         self.context.closed()
-
-
-def signed_request(command: Command) -> SignedRequest | None:
-    """Return the credentials in *command*, None if it has no access key."""
-    access_key = command.text(ACCESS_KEY, "")
-    if not access_key:
-        return None
-    return SignedRequest(access_key, command.text(SIGNATURE, ""), signed_content(command), command.text(TOKEN, ""))

@@ -11,14 +11,15 @@ from typing import Final, final
 
 from msgspec import Struct
 
-from martlet_remoting.wire.codes import VERSION_4_9_3
+from martlet_remoting.wire.codes import VERSION, VERSION_4_9_3
 from martlet_remoting.wire.packets import Command, ext_text
 
-__all__ = ["ACCESS_KEY", "SIGNATURE", "TOKEN", "SigningKey", "signed_content"]
+__all__ = ["ACCESS_KEY", "SIGNATURE", "TOKEN", "SigningKey", "is_signed", "signed_contents", "signed_values"]
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 TOKEN: Final = "SecurityToken"
+ACCESS_KEY_BYTES: Final = ACCESS_KEY.encode()
 # Clients up to 4.9.3 add this field after signing (MixAll.UNIQUE_MSG_QUERY_FLAG).
 UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
 
@@ -49,13 +50,41 @@ class SigningKey(Struct, frozen=True):
     def sign(self, code: int, ext: Mapping[str, object], body: bytes) -> dict[str, object]:
         """Return *ext* with the access key and the signature of the request."""
         fields = {**ext, ACCESS_KEY: self.access_key}
-        mac = hmac.digest(self.secret.encode(), signed_content(Command(code, fields, body)), "sha1")
+        mac = hmac.digest(self.secret.encode(), signed_values(fields, VERSION) + body, "sha1")
         return {**fields, SIGNATURE: b64encode(mac).decode()}
 
 
-def signed_content(command: Command) -> bytes:
-    """Return the bytes that a client signs: the values of the header fields, sorted by name, then the body."""
-    unsigned = (SIGNATURE, UNIQUE_KEY) if command.version <= VERSION_4_9_3 else (SIGNATURE,)
-    fields = sorted(command.ext.items())
-    values = "".join([ext_text(value) for name, value in fields if name not in unsigned and value is not None])
-    return values.encode() + command.body
+def is_signed(command: Command) -> bool:
+    """Return whether *command* has an access key; this does not decode the fields of most unsigned commands."""
+    if command.raw is not None:
+        # JSON may write any letter of a name as an escape.
+        fields = bytes(command.raw)
+        if ACCESS_KEY_BYTES not in fields and b"\\u" not in fields:
+            return False
+    return command.text(ACCESS_KEY, "") != ""
+
+
+def signed_values(ext: Mapping[str, object], version: int, without: str = SIGNATURE) -> bytes:
+    """Return what a client of *version* signs of the header fields: their values in the order of their names.
+
+    The order is that of Java's strings, by UTF-16 code units. The field *without* is left out, too.
+    """
+    unsigned = (SIGNATURE, UNIQUE_KEY, without) if version <= VERSION_4_9_3 else (SIGNATURE, without)
+    names = sorted(ext)
+    if not "".join(names).isascii():
+        names.sort(key=_utf16)
+    values = [ext[name] for name in names if name not in unsigned]
+    texts = [value if type(value) is str else ext_text(value) for value in values if value is not None]
+    return "".join(texts).encode()
+
+
+def signed_contents(command: Command) -> list[bytes]:
+    """Return `signed_values` of *command*; if it has a token, also without it, as Go clients sign."""
+    values = [signed_values(command.ext, command.version)]
+    if command.text(TOKEN, ""):
+        values.append(signed_values(command.ext, command.version, TOKEN))
+    return values
+
+
+def _utf16(name: str) -> bytes:
+    return name.encode("utf-16-be", "surrogatepass")
