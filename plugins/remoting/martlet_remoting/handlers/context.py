@@ -266,7 +266,9 @@ class RequestContext:
         if identity is None:
             return self.connection_gate()
         if self._signed_gate is None or self._signed_gate.identity != identity:
-            self._signed_gate = self.state.broker.gate(identity, self.peer.login_origin())
+            broker, origin = self.state.broker, self.peer.login_origin()
+            self._signed_gate = broker.gate(identity, origin)
+            broker.authentication.note_signer(identity, origin)
         return self._signed_gate
 
     def connection_gate(self) -> Gate:
