@@ -14,6 +14,7 @@ import pytest
 
 PACKAGES = (
     "martlet",
+    "martlet_acl",
     "martlet_client",
     "martlet_filter_sql92",
     "martlet_mqtt",

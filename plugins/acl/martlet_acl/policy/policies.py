@@ -1,0 +1,231 @@
+"""All rules of all subjects, and the decisions."""
+
+from collections.abc import Iterable, Iterator, KeysView, Mapping
+from typing import Final, Literal, TypeAlias, final, get_args
+
+from msgspec import Struct
+
+from martlet.contracts import Identity, Network, Question, Verdict
+from martlet_acl.policy.asked import Asked
+from martlet_acl.policy.errors import PolicyError
+from martlet_acl.policy.members import Memberships, UserRecord
+from martlet_acl.policy.policy import Policy, Precedence, precedence_of
+from martlet_acl.policy.resources import Resource, expand, levels_of_user
+from martlet_acl.policy.rules import Rule
+from martlet_acl.policy.subjects import (
+    ANONYMOUS,
+    EVERYBODY,
+    group_subject,
+    parse_subject,
+    show_subject,
+    user_subject,
+)
+
+__all__ = ["LEVELS", "Found", "Policies", "PolicyLevel", "subjects_of"]
+
+RULES_MAX: Final = 1_000_000
+# Users whose subjects are remembered: some 300 bytes each.
+STANDINGS_MAX: Final = 20_000
+
+# Rules of the default level count only where no custom one matches.
+PolicyLevel: TypeAlias = Literal["custom", "default"]
+LEVELS: Final[tuple[PolicyLevel, ...]] = get_args(PolicyLevel)
+
+
+class Found(Struct, frozen=True, gc=False):
+    """A rule that matches, and whose it is."""
+
+    precedence: Precedence
+    subject: str
+    rule: Rule
+
+
+class Standing(Struct, frozen=True):
+    """What concerns one identity: a *verdict* that needs no rules, or by level its policies and templates."""
+
+    verdict: Verdict | None = None
+    policies: tuple[tuple[tuple[str, Policy], ...], ...] = ()
+    templates: tuple[tuple[tuple[str, Rule, tuple[Resource, ...]], ...], ...] = ()
+
+
+@final
+class Policies:
+    """Users, groups and rules; a `martlet.contracts.Decider`.
+
+    After a change, call `Rules.changed` of the broker: it remembers decisions.
+    """
+
+    __slots__ = ("_count", "_networks", "_standings", "_subjects", "members")
+
+    def __init__(self) -> None:
+        self.members = Memberships()  # to read; change it by the methods below
+        self._subjects: dict[str, tuple[Policy, Policy]] = {}
+        self._networks: dict[Network, int] = {}  # how many rules name it
+        self._standings: dict[tuple[str, tuple[str, ...]], Standing] = {}
+        self._count = 0
+
+    @property
+    def networks(self) -> KeysView[Network]:
+        """The networks that rules name; a view that follows the changes."""
+        return self._networks.keys()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        """The subjects that have rules."""
+        return iter(self._subjects)
+
+    def put_user(self, name: str, user: UserRecord) -> None:
+        """Add or replace a user. Raises `PolicyError`."""
+        self.members.put_user(name, user)
+        self._standings.clear()
+
+    def remove_user(self, name: str) -> None:
+        """Remove a user, who keeps his rules: `remove_rules` removes them."""
+        self.members.users.pop(name, None)
+        self._standings.clear()
+
+    def put_group(self, name: str, groups: Iterable[str]) -> None:
+        """Let the group *name* be in *groups*, and in no others. Raises `PolicyError`, also for a cycle."""
+        self.put_groups({name: tuple(groups)})
+
+    def put_groups(self, groups: Mapping[str, tuple[str, ...]]) -> None:
+        """Do `put_group` for each of *groups*, or raise `PolicyError` and change nothing."""
+        self.members.put_groups(groups)
+        self._standings.clear()
+
+    def remove_group(self, name: str) -> None:
+        """Let the group *name* be in no other group; its users and rules stay."""
+        self.members.groups.pop(name, None)
+        self._standings.clear()
+
+    def rules_of(self, subject: str, level: PolicyLevel) -> list[Rule]:
+        """Return the rules of *subject*, in the order in which they were added."""
+        policies = self._subjects.get(subject)
+        return list(policies[LEVELS.index(level)]) if policies is not None else []
+
+    def put_rule(self, subject: str, level: PolicyLevel, rule: Rule) -> None:
+        """Add *rule*, which replaces the one about the same resource. Raises `PolicyError`."""
+        policies = self._subjects.get(subject)
+        if policies is None:
+            parse_subject(subject)
+            policies = Policy(), Policy()
+        policy = policies[LEVELS.index(level)]
+        if rule.resource.is_template and subject == ANONYMOUS:
+            raise PolicyError(f"resource {rule.resource.text!r} has {{user}}, but {ANONYMOUS} clients have no name")
+        if self._count >= RULES_MAX and policy.get(rule.resource.text) is None:
+            raise PolicyError(f"there are {RULES_MAX} rules already")
+        if not policy.rules or rule.resource.is_template:
+            self._standings.clear()
+        old = policy.put(rule)
+        self._subjects[subject] = policies
+        self._count += old is None
+        self._note_networks(rule, old)
+
+    def remove_rule(self, subject: str, level: PolicyLevel, resource: str) -> Rule | None:
+        """Remove the rule about *resource* and return it; None if there is none."""
+        policies = self._subjects.get(subject)
+        if policies is None:
+            return None
+        policy = policies[LEVELS.index(level)]
+        old = policy.remove(resource)
+        if old is None:
+            return None
+        self._count -= 1
+        self._note_networks(None, old)
+        if not policy or old.resource.is_template:
+            self._standings.clear()
+        if not any(policies):
+            del self._subjects[subject]
+        return old
+
+    def remove_rules(self, subject: str) -> None:
+        """Remove all rules of *subject*."""
+        for policy in self._subjects.pop(subject, ()):
+            self._count -= len(policy)
+            for rule in policy:
+                self._note_networks(None, rule)
+        self._standings.clear()
+
+    def decide(self, question: Question) -> Verdict | None:
+        """Return the verdict of the rules; None if none of them matches."""
+        standing = self.standing_of(question.identity)
+        if standing.verdict is not None:
+            return standing.verdict
+        asked = Asked(question)
+        for number, level in enumerate(LEVELS):
+            found = find(asked, standing, number)
+            if found is not None:
+                return verdict_of(found, level)
+        return None
+
+    def standing_of(self, identity: Identity) -> Standing:
+        """Return what concerns *identity*."""
+        key = (identity.name, identity.groups)
+        standing = self._standings.get(key)
+        if standing is None:
+            if len(self._standings) >= STANDINGS_MAX:
+                self._standings.clear()
+            standing = self._standings[key] = self._make_standing(identity)
+        return standing
+
+    def _make_standing(self, identity: Identity) -> Standing:
+        user = self.members.users.get(identity.name) if identity.name else None
+        if user is not None and user.disabled:
+            return Standing(Verdict(False, f"user {identity.name} is disabled", "the user is disabled"))
+        if user is not None and user.administrator:
+            return Standing(Verdict(True, f"user {identity.name} is an administrator"))
+        spellings = levels_of_user(identity.name)
+        subjects = [each for each in subjects_of(self.members, identity) if each in self._subjects]
+        policies: list[tuple[tuple[str, Policy], ...]] = []
+        templates: list[tuple[tuple[str, Rule, tuple[Resource, ...]], ...]] = []
+        for number in range(len(LEVELS)):
+            having = [(subject, self._subjects[subject][number]) for subject in subjects]
+            policies.append(tuple(each for each in having if each[1].rules))
+            templates.append(
+                tuple(
+                    (subject, rule, expand(rule.resource, spellings))
+                    for subject, policy in having
+                    for rule in policy.templates.values()
+                )
+            )
+        return Standing(policies=tuple(policies), templates=tuple(templates))
+
+    def _note_networks(self, added: Rule | None, removed: Rule | None) -> None:
+        for network in added.networks if added is not None else ():
+            self._networks[network] = self._networks.get(network, 0) + 1
+        for network in removed.networks if removed is not None else ():
+            self._networks[network] -= 1
+            if not self._networks[network]:
+                del self._networks[network]
+
+
+def subjects_of(members: Memberships, identity: Identity) -> list[str]:
+    """Return the subjects whose rules concern *identity*, which count alike."""
+    groups = [group_subject(group) for group in members.groups_of(identity.name, identity.groups)]
+    if not identity.name:
+        return [ANONYMOUS, *groups]
+    return [user_subject(identity.name), *groups, EVERYBODY]
+
+
+def find(asked: Asked, standing: Standing, number: int) -> Found | None:
+    """Return the rule that decides among those of the level *number*."""
+    best: Found | None = None
+    for subject, policy in standing.policies[number]:
+        rule = policy.find(asked)
+        if rule is not None and (best is None or precedence_of(rule) < best.precedence):
+            best = Found(precedence_of(rule), subject, rule)
+    for subject, rule, resources in standing.templates[number]:
+        if not asked.admits(rule):
+            continue
+        for resource in resources:
+            if asked.is_covered_by(resource) and (best is None or (resource.rank, rule.allow) < best.precedence):
+                best = Found((resource.rank, rule.allow), subject, rule)
+    return best
+
+
+def verdict_of(found: Found, level: PolicyLevel) -> Verdict:
+    """Return the verdict of a rule."""
+    rule = f"{show_subject(found.subject)}, {level}: {found.rule}"
+    return Verdict(True, rule) if found.rule.allow else Verdict(False, rule, "a rule denies it")

@@ -1,1 +1,0 @@
-"""Identities of remoting clients: signatures of requests, and the gates of a connection."""

@@ -1,0 +1,156 @@
+"""The stored form: what is wrong in it is refused with its place."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.acl.policy.worlds import worlds
+
+from martlet_acl.policy import document as module
+from martlet_acl.policy.document import PolicyDocument, StoredPolicies, decode_document, document_of, fill_policies
+from martlet_acl.policy.errors import PolicyError
+from martlet_acl.policy.members import UserRecord
+from martlet_acl.policy.rules import StoredRule
+
+RULE = b'{"resource": "topic:a", "actions": ["get"], "decision": "allow"}'
+
+
+def test_a_document_says_all_of_it() -> None:
+    document = decode_document(
+        b"""{
+        "users": {"alice": {"groups": ["shop"]}, "root": {"administrator": true}, "bob": {"disabled": true}},
+        "groups": {"shop": ["staff"]},
+        "rules": {
+            "user:alice": {"custom": [
+                {"resource": "topic:orders*", "actions": ["publish"], "decision": "allow", "networks": ["10.0.0.0/8"]}
+            ]},
+            "everybody": {"default": [{"resource": "*", "actions": ["get", "list"], "decision": "allow"}]}
+        }}"""
+    )
+    assert document == PolicyDocument(
+        {
+            "alice": UserRecord(("shop",)),
+            "root": UserRecord(administrator=True),
+            "bob": UserRecord(disabled=True),
+        },
+        {"shop": ("staff",)},
+        {
+            "user:alice": StoredPolicies((StoredRule("topic:orders*", ("publish",), "allow", ("10.0.0.0/8",)),)),
+            "everybody": StoredPolicies(default=(StoredRule("*", ("get", "list"), "allow"),)),
+        },
+    )
+    assert document_of(fill_policies(document)) == document
+    assert document_of(fill_policies(decode_document(b"{}"))) == PolicyDocument()
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", r"Input data was truncated"),
+        (b"[]", r"Expected `object`, got `array`"),
+        (b'{"user": {}}', r"^Object contains unknown field `user`"),
+        (b'{"users": []}', r"^users: Expected `object`, got `array`"),
+        (b'{"users": {"alice": {"group": []}}}', r"^user alice: Object contains unknown field `group`"),
+        (b'{"users": {"alice": {"groups": [1]}}}', r"^user alice, groups, number 1: Expected `str`, got `int`"),
+        (b'{"users": {"": {}}}', r"^user : a user has an empty name"),
+        (b'{"users": {"a": {"groups": [""]}}}', r"^user a: a group has an empty name"),
+        (b'{"groups": {"a": "b"}}', r"^group a: Expected `array`, got `str`"),
+        (b'{"groups": {"a": ["b"], "b": ["a"]}}', r"^group a: group 'a' is in itself: a in b in a"),
+        (
+            b'{"rules": {"alice": {"custom": [%b]}}}' % RULE,
+            r"^rules of alice, custom rule 1: subject 'alice' is unknown",
+        ),
+        (
+            b'{"rules": {"user:a:b": {"custom": [1]}}}',
+            r"^rules of user a:b, custom rule 1: Expected `object`, got `int`",
+        ),
+        (b'{"rules": {"everybody": {"Custom": []}}}', r"^rules of everybody: Object contains unknown field `Custom`"),
+        (
+            b'{"rules": {"everybody": {"default": [%b, {"resource": "*", "actions": ["get"]}]}}}' % RULE,
+            r"^rules of everybody, default rule 2: Object missing required field `decision`",
+        ),
+        (
+            b'{"rules": {"everybody": {"custom": [{"resource": "*", "actions": "all", "decision": "deny"}]}}}',
+            r"^rules of everybody, custom rule 1, actions: Expected `array`, got `str`",
+        ),
+        (
+            b'{"rules": {"everybody": {"custom": [{"resource": "*", "actions": [], "decision": "deny", "ips": []}]}}}',
+            r"^rules of everybody, custom rule 1: Object contains unknown field `ips`",
+        ),
+        (
+            b'{"rules": {"group:g": {"custom": [%b, {"resource": "*", "actions": ["read"], "decision": "deny"}]}}}'
+            % RULE,
+            r"^rules of group g, custom rule 2, actions: action 'read' is unknown",
+        ),
+        (
+            b'{"rules": {"group:g": {"custom": [%b, %b]}}}' % (RULE, RULE),
+            r"^rules of group g, custom rule 2, resource: there is another rule about 'topic:a'",
+        ),
+        (
+            b'{"rules": {"anonymous": {"custom": [%b]}}}' % RULE.replace(b":a", b":{user}"),
+            r"^rules of anonymous, custom rule 1: resource 'topic:\{user\}' has \{user\}, but anonymous",
+        ),
+        (b"[" * 100_000, r"Expected `object`|nested too deep"),
+        (b'{"users": {"a": {"groups": ' + b"[" * 100_000, r"nested too deep"),
+        (b'{"users": {"a\xff": {}}}', r"Invalid UTF-8|codec"),
+        (b'{"users": {"\\ud800": {}}}', r"(?i)surrogate|utf-16|truncated"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(data: bytes, error: str) -> None:
+    with pytest.raises(PolicyError, match=error):
+        fill_policies(decode_document(data))
+
+
+def test_a_document_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BYTES_MAX", 3)
+    with pytest.raises(PolicyError, match="4 bytes are too many; 3 are allowed"):
+        decode_document(b"{  }")
+
+
+@given(worlds(), st.data())
+def test_a_damaged_document_is_another_one_or_refused(world: object, data: st.DataObject) -> None:
+    assert isinstance(world, tuple)
+    text = bytearray(msgspec.json.encode(world[0]))
+    for _ in range(data.draw(st.integers(0, 3))):
+        place = data.draw(st.integers(0, len(text) - 1))
+        text[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=2))
+    try:
+        policies = fill_policies(decode_document(bytes(text)))
+    except PolicyError:
+        return
+    document_of(policies)
+
+
+@given(
+    st.binary(max_size=40)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    (
+                        "users",
+                        "groups",
+                        "rules",
+                        "custom",
+                        "default",
+                        "resource",
+                        "actions",
+                        "decision",
+                        "user:a",
+                        "everybody",
+                    )
+                ),
+                inner,
+                max_size=3,
+            )
+        ),
+    ).map(msgspec.json.encode)
+)
+def test_any_bytes_are_a_document_or_refused(data: bytes) -> None:
+    try:
+        policies = fill_policies(decode_document(data))
+    except PolicyError:
+        return
+    document_of(policies)
