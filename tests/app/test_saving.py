@@ -1,6 +1,7 @@
 """The tables in config/: changes during a write go into the next one, and one failing table delays no other."""
 
 import errno
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -87,7 +88,7 @@ async def test_a_table_that_cannot_be_written_at_the_end_keeps_no_other_from_it(
         commit(broker, 7)
         open_as_ever = disk.open
 
-        def refuse(path: str, *, create: bool = False, read_only: bool = False) -> int:
+        def refuse(path: str, *, create: bool = False, read_only: bool = False, mode: int = 0o640) -> int:
             if path.endswith("topics.json.tmp") and create:
                 raise OSError(errno.ENOSPC, "no space left", path)
             return open_as_ever(path, create=create, read_only=read_only)
@@ -156,6 +157,26 @@ async def test_the_number_of_waiters_for_a_hanging_disk_is_limited(
         await trio.sleep(1)
         assert told[2:] == [""] * 3
         nursery.cancel_scope.cancel()
+
+
+async def test_both_generations_of_a_table_of_secrets_are_closed_to_others(tmp_path: Path) -> None:
+    def render(position: int) -> Steps[list[bytes]]:
+        yield
+        return [b"secret"]
+
+    before = os.umask(0)
+    try:
+        async with serving(tmp_path) as running:
+            table = Table("config/secrets", render, lambda data: None, urgent=True, mode=0o600)
+            running.broker.tables.register(table)
+            table.change()
+            assert table.writes == 0
+            assert await saving._try_to_save(running.broker, offsets=False) == ""
+            assert table.writes == 1
+            for name in ("secrets", "secrets.bak"):
+                assert (tmp_path / "config" / name).stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
 
 
 async def test_where_nothing_writes_the_tables_nobody_waits() -> None:

@@ -362,8 +362,8 @@ def _claim_more(right: Any) -> Any:
 def _rename_unsynced(right: Any) -> Any:
     """A table's new name is not made durable."""
 
-    def atomic_write(disk: Disk, path: str, *pieces: bytes) -> None:
-        right(_NoDirectorySync(disk), path, *pieces)
+    def atomic_write(disk: Disk, path: str, *pieces: bytes, **options: Any) -> None:
+        right(_NoDirectorySync(disk), path, *pieces, **options)
 
     return atomic_write
 

@@ -6,7 +6,7 @@ from typing import Final, TypeVar, final
 
 import trio
 
-from martlet.store.disk.files import Bytes, Usage
+from martlet.store.disk.files import FILE_MODE, Bytes, Usage
 from martlet.testing.disk import FakeDisk
 
 __all__ = ["SlowDisk"]
@@ -35,8 +35,8 @@ class SlowDisk:
         await trio.sleep(self._chance.random() * self.delay_s)
         return result
 
-    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
-        fd = self.disk.open(path, create=create, read_only=read_only)
+    def open(self, path: str, *, create: bool = False, read_only: bool = False, mode: int = FILE_MODE) -> int:
+        fd = self.disk.open(path, create=create, read_only=read_only, mode=mode)
         if any(part in path for part in FOR_ROCKETMQ):
             self._dropped.add(fd)
         return fd
@@ -50,6 +50,9 @@ class SlowDisk:
 
     def path_size(self, path: str) -> int:
         return self.disk.path_size(path)
+
+    def stamp(self, path: str) -> tuple[int, ...] | None:
+        return self.disk.stamp(path)
 
     def read(self, fd: int, size: int, position: int) -> bytes:
         return self.disk.read(fd, size, position)

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,8 @@ import trio
 from trio.testing import assert_no_checkpoints, wait_all_tasks_blocked
 
 from martlet.errors import StoreLocked
-from martlet.store.disk.files import Files, RealDisk, ThreadLimiter, read_file
+from martlet.store.disk.files import Disk, Files, RealDisk, ThreadLimiter, atomic_write, read_file
+from martlet.testing.disk import FakeDisk
 
 SIZE = 10_000
 
@@ -101,3 +102,31 @@ async def test_work_gets_a_free_thread_without_a_turn_of_the_loop_and_else_waits
         assert threads.statistics().tasks_waiting == 1
         threads.release_on_behalf_of("another")
     assert threads.statistics().borrowers == ["second"]
+
+
+@pytest.mark.parametrize("make", [RealDisk, FakeDisk])
+def test_a_stamp_changes_with_each_write_and_replacement(tmp_path: Path, make: Callable[[], Disk]) -> None:
+    disk, path = make(), f"{tmp_path}/config/users"
+    assert disk.stamp(path) is None
+    seen = []
+    for content in (b"one", b"two", b"three"):
+        atomic_write(disk, path, content)
+        seen.append(disk.stamp(path))
+        assert disk.stamp(path) == seen[-1]
+    fd = disk.open(path)
+    disk.write(fd, b"X" * 100, 0)
+    disk.close(fd)
+    seen.append(disk.stamp(path))
+    assert len(set(seen)) == 4
+    assert None not in seen
+
+
+def test_a_replaced_file_and_its_previous_generation_have_the_mode_of_secrets(tmp_path: Path) -> None:
+    path = f"{tmp_path}/secrets"
+    before = os.umask(0)
+    try:
+        for content in (b"one", b"two"):
+            atomic_write(RealDisk(), path, content, mode=0o600)
+    finally:
+        os.umask(before)
+    assert [os.stat(name).st_mode & 0o777 for name in (path, f"{path}.bak")] == [0o600, 0o600]

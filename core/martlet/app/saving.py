@@ -190,7 +190,8 @@ async def run(broker: Broker) -> None:
 def _write(store: Store, table: Table, data: list[bytes], *, copies: int) -> None:
     """Write *data*; with two *copies* also as the previous generation of the file."""
     for _ in range(copies):
-        store.data_directory.write_file(table.path, *data)
+        store.data_directory.write_file(table.path, *data, mode=table.mode)
+    table.writes += 1
 
 
 async def _try_to_save(broker: Broker, *, offsets: bool) -> str:

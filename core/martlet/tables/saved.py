@@ -7,6 +7,7 @@ from typing import Final, final
 from martlet.errors import StoreError
 from martlet.runtime.steps import Steps
 from martlet.store import Store
+from martlet.store.disk.files import FILE_MODE
 
 __all__ = ["NO_POSITION", "POSITION_KEY", "Table", "Tables"]
 
@@ -32,9 +33,10 @@ class Table:
         but must be consistent: copy it in one call.
       load: loads the content of the file; raises `StoreError`, and changes nothing, if it is invalid.
       urgent: write it right after a change instead of at the interval ``broker.offsets_persist_ms``.
+      mode: who may open the file, as in ``chmod``; 0o600 for secrets.
     """
 
-    __slots__ = ("_freeze", "behind", "changed", "dirty", "load", "path", "removed", "urgent")
+    __slots__ = ("_freeze", "behind", "changed", "dirty", "load", "mode", "path", "removed", "urgent", "writes")
 
     def __init__(
         self,
@@ -43,8 +45,10 @@ class Table:
         load: Callable[[bytes], None],
         *,
         urgent: bool = False,
+        mode: int = FILE_MODE,
     ) -> None:
         self.path = path
+        self.mode = mode
         self._freeze = freeze
         self.load = load
         self.urgent = urgent
@@ -54,6 +58,8 @@ class Table:
         self.removed = False
         # Only the second copy differs from the table.
         self.behind = False
+        # The number of times that the file was written.
+        self.writes = 0
         # Called at every change of an urgent table.
         self.changed: Callable[[], None] | None = None
 

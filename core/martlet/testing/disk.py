@@ -10,13 +10,14 @@ import errno
 import os
 from collections.abc import Callable
 from enum import Enum, unique
+from itertools import count
 from random import Random
 from typing import Final, TypeVar, final
 
 import trio
 
 from martlet.errors import StoreLocked
-from martlet.store.disk.files import Bytes, Usage
+from martlet.store.disk.files import FILE_MODE, Bytes, Usage
 
 __all__ = ["Cut", "FakeDisk", "PowerCut"]
 
@@ -45,9 +46,13 @@ class Cut(Enum):
 class _File:
     """Contents as programs see them (``data``), as the disk holds them (``stable``), and the changes between."""
 
-    __slots__ = ("blocks", "changes", "data", "stable")
+    __slots__ = ("blocks", "changes", "data", "mode", "number", "stable", "writes")
+    _numbers = count()
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", mode: int = FILE_MODE) -> None:
+        self.mode = mode
+        self.number = next(self._numbers)
+        self.writes = 0
         self.data = bytearray(data)
         self.stable = bytearray(data)
         # (position, bytes written), or (size, None) for a truncate.
@@ -57,6 +62,7 @@ class _File:
     def change(self, position: int, data: bytes | None) -> None:
         _apply(self.data, position, data)
         self.changes.append((position, data))
+        self.writes += 1
         if data is None:
             self.blocks = {block for block in self.blocks if block * BLOCK_BYTES < position}
 
@@ -67,7 +73,7 @@ class _File:
 
     def killed(self) -> "_File":
         """The same for another process."""
-        found = _File(bytes(self.data))
+        found = _File(bytes(self.data), self.mode)
         found.stable = bytearray(self.stable)
         found.changes = list(self.changes)
         return found
@@ -82,7 +88,7 @@ class _File:
                 for at, part in _sectors(position, data):
                     if random.random() < 0.5:
                         _apply(found, at, part)
-        return _File(bytes(found))
+        return _File(bytes(found), self.mode)
 
 
 def _apply(content: bytearray, position: int, data: bytes | None) -> None:
@@ -196,7 +202,7 @@ class FakeDisk:
 
     # ---- Disk
 
-    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+    def open(self, path: str, *, create: bool = False, read_only: bool = False, mode: int = FILE_MODE) -> int:
         file = self.files.get(path)
         if create:
             self._changing("create", path)
@@ -204,7 +210,7 @@ class FakeDisk:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             if os.path.dirname(path) not in self.directories:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            file = self.files[path] = _File()
+            file = self.files[path] = _File(mode=mode)
             self.name_changes.append(("link", path, "", file))
         elif path in self.directories:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -283,6 +289,10 @@ class FakeDisk:
     def path_size(self, path: str) -> int:
         file = self.files.get(path)
         return -1 if file is None else len(file.data)
+
+    def stamp(self, path: str) -> tuple[int, ...] | None:
+        file = self.files.get(path)
+        return None if file is None else (file.number, len(file.data), file.writes)
 
     def truncate(self, fd: int, size: int) -> None:
         self._changing("truncate")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import final
 
 from martlet.errors import StoreLocked
-from martlet.store.disk.files import Disk, Files, Usage, atomic_write, read_file
+from martlet.store.disk.files import FILE_MODE, Disk, Files, Usage, atomic_write, read_file
 
 __all__ = ["DataDirectory", "lock_directory"]
 
@@ -129,6 +129,6 @@ class DataDirectory:
             if data:
                 yield data
 
-    def write_file(self, name: str, *pieces: bytes) -> None:
-        """Replace file *name* atomically; keep the previous content as ``name.bak``."""
-        atomic_write(self._disk, f"{self.path}/{name}", *pieces)
+    def write_file(self, name: str, *pieces: bytes, mode: int = FILE_MODE) -> None:
+        """Replace file *name* atomically, by one with *mode*; keep the previous content as ``name.bak``."""
+        atomic_write(self._disk, f"{self.path}/{name}", *pieces, mode=mode)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVar, final
 
-from martlet.store.disk.files import Bytes, Disk, Usage
+from martlet.store.disk.files import FILE_MODE, Bytes, Disk, Usage
 
 __all__ = ["DryDisk"]
 
@@ -147,7 +147,7 @@ class DryDisk:
     def _open_source(self, file: _File) -> int:
         return self.below.open(file.source, read_only=True) if file.source else NOTHING
 
-    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+    def open(self, path: str, *, create: bool = False, read_only: bool = False, mode: int = FILE_MODE) -> int:
         entry = self._find(path)
         if create:
             if entry is not None:
@@ -214,6 +214,10 @@ class DryDisk:
     def path_size(self, path: str) -> int:
         entry = self._find(path)
         return entry.size if isinstance(entry, _File) else -1
+
+    def stamp(self, path: str) -> tuple[int, ...] | None:
+        entry = self._find(path)
+        return (id(entry), entry.size, len(entry.pages)) if isinstance(entry, _File) else None
 
     def truncate(self, fd: int, size: int) -> None:
         self._open[fd][0].truncate(size)

@@ -26,6 +26,7 @@ T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
 
 FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+FILE_MODE: Final = 0o640  # of new files
 
 
 def is_full(error: OSError) -> bool:
@@ -50,8 +51,11 @@ class Usage:
 class Disk(Protocol):
     """The operating system's calls that the store uses; all except `off_loop` block and raise OSError."""
 
-    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
-        """Return a descriptor. FileNotFoundError if the file is missing; with *create* FileExistsError if it exists."""
+    def open(self, path: str, *, create: bool = False, read_only: bool = False, mode: int = FILE_MODE) -> int:
+        """Return a descriptor. FileNotFoundError if the file is missing; with *create* FileExistsError if it exists.
+
+        *mode* is who may open a created file, as in ``chmod``.
+        """
         ...
 
     def close(self, fd: int) -> None: ...
@@ -72,6 +76,10 @@ class Disk(Protocol):
 
     def path_size(self, path: str) -> int:
         """Return the size of the file *path*, including holes; -1 if there is no such file."""
+        ...
+
+    def stamp(self, path: str) -> tuple[int, ...] | None:
+        """Return numbers that change when the file *path* is written or replaced; None if there is no such file."""
         ...
 
     def truncate(self, fd: int, size: int) -> None:
@@ -127,9 +135,9 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 class RealDisk:
     """The real file system."""
 
-    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+    def open(self, path: str, *, create: bool = False, read_only: bool = False, mode: int = FILE_MODE) -> int:
         if create:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         return os.open(path, os.O_RDONLY if read_only else os.O_RDWR)
 
     def close(self, fd: int) -> None:
@@ -175,6 +183,13 @@ class RealDisk:
         except (FileNotFoundError, NotADirectoryError):
             return -1
         return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+    def stamp(self, path: str) -> tuple[int, ...] | None:
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
@@ -233,7 +248,7 @@ class RealDisk:
         # Locks the first byte, as RocketMQ does (BrokerStartup, store/lock), so each broker refuses to start while the
         # other runs. The lock belongs to the open file description, so it also excludes a second opener in this
         # process.
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0))
         except OSError as error:
@@ -458,8 +473,8 @@ def name_path(error: OSError, path: str) -> None:
         error.filename = path
 
 
-def atomic_write(disk: Disk, path: str, *pieces: bytes) -> None:
-    """Replace the content of *path* by the concatenated *pieces*.
+def atomic_write(disk: Disk, path: str, *pieces: bytes, mode: int = FILE_MODE) -> None:
+    """Replace the content of *path* by the concatenated *pieces*, in a new file with *mode*.
 
     After a crash *path* has the old content or the new, and ``path.bak`` the previous one. Between the two renames the
     newest generation exists only as ``path.tmp``. After a crash or an error there, the next call completes the rename
@@ -476,16 +491,16 @@ def atomic_write(disk: Disk, path: str, *pieces: bytes) -> None:
         else:
             disk.rename(temporary, path)
             replaces = True
-    _write_new(disk, temporary, pieces)
+    _write_new(disk, temporary, pieces, mode)
     if replaces:
         disk.rename(path, path + ".bak")
     disk.rename(temporary, path)
     disk.sync_directory(directory)
 
 
-def _write_new(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
+def _write_new(disk: Disk, path: str, pieces: Iterable[bytes], mode: int) -> None:
     """Create *path* with *pieces* and sync it; after an error, remove it, so that it takes no space of a full disk."""
-    fd = disk.open(path, create=True)
+    fd = disk.open(path, create=True, mode=mode)
     try:
         position = 0
         for piece in pieces:
