@@ -8,7 +8,7 @@ from tests.delivery.pushing import broker_in_memory
 
 from martlet.access.networks import AddressClasses
 from martlet.broker import Broker
-from martlet.contracts import Action, Denial, Identity, LoginOrigin, Network, Question, Verdict
+from martlet.contracts import AccessEvent, Action, Identity, LoginOrigin, Network, Question, Verdict
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.plugins.loader import guarded_authorizer
@@ -141,8 +141,8 @@ def test_a_class_of_addresses_is_the_set_of_networks_that_contain_them() -> None
 async def test_what_is_only_observed_is_done_and_told_each_time() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
-        judge, told = judged(broker), list[Denial]()
-        broker.rules.on_denied.append(told.append)
+        judge, told = judged(broker), list[AccessEvent]()
+        broker.rules.listeners.append(told.append)
         observed = judge.default = Verdict(allowed=True, rule="none", observed=True)
         gate = broker.gate(ANN, HERE)
         for _ in range(3):
@@ -159,8 +159,8 @@ async def test_what_is_only_observed_is_done_and_told_each_time() -> None:
 
 async def test_each_refusal_is_told_with_its_rule() -> None:
     async with broker_in_memory() as broker:
-        judge, told = judged(broker), list[Denial]()
-        broker.rules.on_denied.append(told.append)
+        judge, told = judged(broker), list[AccessEvent]()
+        broker.rules.listeners.append(told.append)
         judge.default = Verdict(allowed=False, rule="rule 7")
         gate = broker.gate(ANN, HERE)
         for _ in range(2):

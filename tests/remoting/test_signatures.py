@@ -15,7 +15,7 @@ import pytest
 from martlet.access.signers import SLICE_BYTES
 from martlet.contracts import AccessKey, Authenticator, Credentials, Identity, LoginOrigin, SignedRequest, SigningSecret
 from martlet.errors import Reason, Refused
-from martlet_remoting.handlers import signers
+from martlet_remoting.access import signers
 from martlet_remoting.wire.codec import decode_frame
 from martlet_remoting.wire.codes import VERSION_4_9_3, VERSION_4_9_4, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command

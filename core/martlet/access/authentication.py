@@ -11,7 +11,7 @@ A mechanism authenticates in several steps, as SASL's do (RFC 4422). A protocol 
 mechanism's name, and passes data between client and exchange.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, final
 
@@ -29,6 +29,7 @@ from martlet.contracts import (
     Credentials,
     Exchange,
     Identity,
+    LoginEvent,
     LoginOrigin,
     Mechanism,
     Nobody,
@@ -44,6 +45,12 @@ from martlet.errors import Reason, Refused
 __all__ = ["ANONYMOUS", "Authentication"]
 
 MECHANISM_SHOWN: Final = 40
+# The methods of a `LoginEvent`.
+PASSWORD: Final = "password"
+SIGNATURE: Final = "signature"
+CERTIFICATE: Final = "certificate"
+MECHANISM: Final = "mechanism"
+NONE: Final = "none"
 
 
 @final
@@ -53,6 +60,7 @@ class Authentication:
     def __init__(self, key: bytes) -> None:
         self.authenticators: tuple[Authenticator, ...] = ()
         self.mechanisms: Mapping[str, Mechanism] = {}  # by name, such as SCRAM-SHA-256
+        self.listeners: list[Callable[[LoginEvent], None]] = []
         self.refused = 0
         self.generation = 0  # of the credentials: each change makes another one
         self.proofs = ProofCache(key)
@@ -76,13 +84,16 @@ class Authentication:
         Raises:
           Refused: the credentials are wrong, or no authenticator supports them (Reason.CREDENTIALS).
         """
+        user, method = _named(credentials)
         try:
             if isinstance(credentials, SignedRequest):
-                return self._verify_request(credentials, origin)
-            return self._identity(credentials, origin)
-        except Refused:
-            self.refused += 1
+                return self._verify_request(credentials, origin)  # each is signed; `note_signer` tells of the first
+            identity = self._identity(credentials, origin)
+        except Refused as refused:
+            self._note_refusal(origin, user, method, refused)
             raise
+        self._tell(LoginEvent(origin, user, method, identity))
+        return identity
 
     def _verify_request(self, request: SignedRequest, origin: LoginOrigin) -> Identity:
         signer = self._find_signer(AccessKey(request.access_key, request.token), origin)
@@ -114,8 +125,8 @@ class Authentication:
         """
         try:
             return self._find_signer(key, origin)
-        except Refused:
-            self.refused += 1
+        except Refused as refused:
+            self._note_refusal(origin, key.access_key, SIGNATURE, refused)
             raise
 
     def _find_signer(self, key: AccessKey, origin: LoginOrigin) -> Signer | None:
@@ -127,10 +138,15 @@ class Authentication:
                 raise TypeError(f"an authenticator answered {answer!r:.80} instead of a secret to an access key")
         return None
 
-    def count_wrong_signature(self, access_key: str) -> Refused:
+    def count_wrong_signature(self, access_key: str, origin: LoginOrigin) -> Refused:
         """Count a refusal and return its error. It does not say whether the key exists."""
-        self.refused += 1
-        return _wrong_signature(access_key)
+        refused = _wrong_signature(access_key)
+        self._note_refusal(origin, access_key, SIGNATURE, refused)
+        return refused
+
+    def note_signer(self, identity: Identity, origin: LoginOrigin) -> None:
+        """Tell the listeners that *identity* signed the first of its requests on a connection."""
+        self._tell(LoginEvent(origin, identity.name, SIGNATURE, identity))
 
     def changed(self) -> None:
         """Forget the secrets that authenticators have answered. Call this after users, keys or their secrets changed.
@@ -160,12 +176,12 @@ class Authentication:
             return ANONYMOUS
         try:
             answer = self._ask(password, origin)
-            if isinstance(answer, PasswordCheck):
-                return await self._verify(password, origin, answer)
-            return answer
-        except Refused:
-            self.refused += 1
+            identity = await self._verify(password, origin, answer) if isinstance(answer, PasswordCheck) else answer
+        except Refused as refused:
+            self._note_refusal(origin, password.user, PASSWORD, refused)
             raise
+        self._tell(LoginEvent(origin, password.user, PASSWORD, identity))
+        return identity
 
     async def _verify(self, password: Password, origin: LoginOrigin, answer: PasswordCheck) -> Identity:
         """Return the identity of *answer*, without its slow check if the password was proved within the hour."""
@@ -197,10 +213,21 @@ class Authentication:
           Refused: the client has proved nothing; end the exchange.
         """
         try:
-            return await self.line.run(origin, "", partial(exchange, data))
-        except Refused:
-            self.refused += 1
+            step = await self.line.run(origin, "", partial(exchange, data))
+        except Refused as refused:
+            self._note_refusal(origin, "", MECHANISM, refused)
             raise
+        if isinstance(step, Proved):
+            self._tell(LoginEvent(origin, step.identity.name, MECHANISM, step.identity))
+        return step
+
+    def _note_refusal(self, origin: LoginOrigin, user: str, method: str, refused: Refused) -> None:
+        self.refused += 1
+        self._tell(LoginEvent(origin, user, method, None, str(refused)))
+
+    def _tell(self, event: LoginEvent) -> None:
+        for tell in self.listeners:
+            tell(event)
 
     def _ask(self, credentials: Credentials, origin: LoginOrigin) -> Identity | PasswordCheck:
         for authenticator in self.authenticators:
@@ -221,3 +248,12 @@ class Authentication:
 
 def _wrong_signature(access_key: str) -> Refused:
     return Refused(Reason.CREDENTIALS, f"access key {access_key!r} or the signature is wrong")
+
+
+def _named(credentials: SignedRequest | Certificate | Nobody) -> tuple[str, str]:
+    """Return the name that *credentials* give, and the method."""
+    if isinstance(credentials, SignedRequest):
+        return credentials.access_key, SIGNATURE
+    if isinstance(credentials, Certificate):
+        return credentials.common_name, CERTIFICATE
+    return "", NONE

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 from martlet.access.grant import ConsumeGrant, PublishGrant
 from martlet.access.networks import AddressClasses
 from martlet.access.questions import ALLOWED, SEPARATOR, as_decider, denied_text, question
-from martlet.contracts import Action, Authorizer, Decider, Denial, Identity, Verdict
+from martlet.contracts import AccessEvent, Action, Authorizer, Decider, Identity, Verdict
 from martlet.errors import Reason, Refused
 
 __all__ = ["Decisions", "FollowPermit", "GroupPermit", "Rules"]
@@ -17,6 +17,7 @@ __all__ = ["Decisions", "FollowPermit", "GroupPermit", "Rules"]
 DECISIONS_MAX: Final = 4096
 # Cached decisions about names inside topics, of all identities together: some 150 bytes each.
 NAMES_MAX: Final = 100_000
+ADMINISTRATION: Final = frozenset(("create", "update", "delete"))
 NO_OPINION: Final = Verdict(allowed=False)
 
 
@@ -46,7 +47,7 @@ class Rules:
         # Topics in which each message has a name: its tag. Rules may be about these names.
         self.named: set[str] = set()
         self.on_changed: list[Callable[[], None]] = []
-        self.on_denied: list[Callable[[Denial], None]] = []
+        self.listeners: list[Callable[[AccessEvent], None]] = []
         self._names_known = 0
 
     @property
@@ -179,7 +180,7 @@ class Decisions:
         for action in actions:
             verdict = self._verdict(action, name)
             if verdict.allowed and not verdict.observed:
-                return True
+                return self._accept(action, name, verdict)
             if best is NO_OPINION or verdict.allowed:
                 best = verdict
         return self._accept(actions[0], name, best)
@@ -204,6 +205,8 @@ class Decisions:
     def _accept(self, action: Action, name: str, verdict: Verdict) -> bool:
         """Raise `Refused` unless *verdict* allows it; return whether it is more than observed."""
         if verdict.allowed and not verdict.observed:
+            if action in ADMINISTRATION:
+                self._note(action, name, verdict)
             return True
         self._note(action, name, verdict)
         if verdict.allowed:
@@ -212,13 +215,13 @@ class Decisions:
         raise Refused(Reason.NO_PERMISSION, f"{text}; {verdict.reason}" if verdict.reason else text)
 
     def _note(self, action: Action, name: str, verdict: Verdict) -> None:
-        """Tell the listeners about a denial, or one that is only observed."""
+        """Tell the listeners."""
         rules = self._rules
         rules.denied += not verdict.allowed
-        if rules.on_denied:
-            denial = Denial(question(self.identity, action, name, self._address), verdict, self._protocol)
-            for tell in rules.on_denied:
-                tell(denial)
+        if rules.listeners:
+            event = AccessEvent(question(self.identity, action, name, self._address), verdict, self._protocol)
+            for tell in rules.listeners:
+                tell(event)
 
     def has_names(self, topic: str) -> bool:
         """Whether decisions about *topic* depend on the names inside it."""

@@ -9,6 +9,7 @@ from msgspec import Struct
 __all__ = [
     "ANONYMOUS",
     "NO_ORIGIN",
+    "AccessEvent",
     "AccessKey",
     "Action",
     "Authenticator",
@@ -17,9 +18,9 @@ __all__ = [
     "Challenge",
     "Credentials",
     "Decider",
-    "Denial",
     "Exchange",
     "Identity",
+    "LoginEvent",
     "LoginOrigin",
     "Mechanism",
     "Network",
@@ -241,12 +242,32 @@ class Verdict(Struct, frozen=True):
     observed: bool = False
 
 
-class Denial(Struct, frozen=True):
-    """A request that was refused, or that an observing authorizer would refuse; *protocol* is the name of the port."""
+class AccessEvent(Struct, frozen=True):
+    """For an audit trail: a refusal, one that is only observed, or a permitted ``create``, ``update`` or ``delete``.
+
+    *protocol* is the name of the port.
+    """
 
     question: Question
     verdict: Verdict
     protocol: str
+
+
+class LoginEvent(Struct, frozen=True):
+    """For an audit trail: a login, or one that was refused.
+
+    Args:
+      user: the name that the client gave: of a user, an access key or a certificate; empty for an anonymous client.
+      method: ``password``, ``signature``, ``certificate``, ``mechanism`` or ``none``.
+      identity: what was proved; None after a refusal.
+      reason: of the refusal, for administrators.
+    """
+
+    origin: LoginOrigin
+    user: str
+    method: str
+    identity: Identity | None
+    reason: str = ""
 
 
 class Decider(Protocol):

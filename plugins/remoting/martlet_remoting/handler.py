@@ -14,6 +14,7 @@ from martlet.access.signers import SLICE_BYTES
 from martlet.contracts import Buffer, Peer
 from martlet.errors import MartletError, NotReady, Refused
 from martlet.runtime.steps import resume
+from martlet_remoting.access.signers import Signers
 from martlet_remoting.handlers import (
     acks,
     admin,
@@ -32,7 +33,6 @@ from martlet_remoting.handlers import (
     transactions,
 )
 from martlet_remoting.handlers.context import Answer, Declined, Handle, RemotingState, RequestContext, refusal
-from martlet_remoting.handlers.signers import Signers
 from martlet_remoting.wire.codec import FrameBuffer
 from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from martlet_remoting.wire.connection import RemotingConnection

@@ -15,13 +15,13 @@ from typing import Final, TypeAlias, TypeVar, final
 
 import trio
 
-from martlet.access import Gate
 from martlet.broker import Broker
 from martlet.contracts import Peer, Timers, Transactions
 from martlet.errors import MartletError, NotReady, Reason, Refused, StoreError, StoreFailed
 from martlet.net.complaints import Complaints, Refusals
 from martlet.runtime.steps import Steps
 from martlet.tables.topics import Topic
+from martlet_remoting.access.gates import ConnectionGates
 from martlet_remoting.cluster.other_brokers import OtherBrokers
 from martlet_remoting.cluster.registrar import Registrar
 from martlet_remoting.config import RemotingConfig
@@ -224,27 +224,24 @@ class _PendingRequest:
 
 
 @final
-class RequestContext:
+class RequestContext(ConnectionGates):
     """The state of one connection, for request handlers."""
 
     __slots__ = (
         "_asked",
         "_opaque",
         "_refusals",
-        "_signed_gate",
         "bulk",
         "client_id",
         "fast",
-        "own_gate",
-        "peer",
         "pops",
         "pulls",
         "state",
     )
 
     def __init__(self, state: RemotingState, peer: Peer, *, fast: bool = False) -> None:
+        super().__init__(state.broker, peer)
         self.state = state
-        self.peer = peer
         self.fast = fast  # a connection of the VIP port
         self.client_id = ""  # until the first heartbeat
         self.pulls = PendingPulls(peer, state.config.parked_peer_max, state.broker.store)
@@ -253,29 +250,10 @@ class RequestContext:
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
         self._refusals: Refusals | None = None  # made at the first refusal
-        self.own_gate: Gate | None = None  # of the connection's own identity, from the first request on
-        self._signed_gate: Gate | None = None  # of the identity that signed the last signed request
 
     def __len__(self) -> int:
         """Return the number of waiting pulls, pops and bulk reads of this connection."""
         return len(self.pulls.held) + len(self.pops.held) + len(self.bulk.unfinished)
-
-    def gate(self, command: Command) -> Gate:
-        """Return the gate of the identity that signed *command*, else of the connection's own identity."""
-        identity = command.identity
-        if identity is None:
-            return self.connection_gate()
-        if self._signed_gate is None or self._signed_gate.identity != identity:
-            self._signed_gate = self.state.broker.gate(identity, self.peer.login_origin())
-        return self._signed_gate
-
-    def connection_gate(self) -> Gate:
-        """Return the gate of the connection's own identity. Raises `Refused` if it must prove one."""
-        if self.own_gate is None:
-            broker, peer = self.state.broker, self.peer
-            peer.identity = broker.authentication.identify(peer)
-            self.own_gate = broker.gate(peer.identity, peer.login_origin())
-        return self.own_gate
 
     def complain(self, code: int, error: MartletError) -> None:
         """Log that a request was refused for a limit: an operator does not see the client's answer."""

@@ -41,7 +41,7 @@ class Signers:
         for content in contents:
             if signer.has_signed(content + command.body, signature):
                 return self._keep(key, signer)
-        raise self._authentication.count_wrong_signature(key.access_key)
+        raise self._authentication.count_wrong_signature(key.access_key, self._origin)
 
     def authenticate_in_slices(self, command: Command) -> Steps[Identity]:
         """As `authenticate`, for a command with a long body."""
@@ -53,7 +53,7 @@ class Signers:
         for content in contents:
             if (yield from signer.has_signed_in_slices((content, command.body), signature)):
                 return self._keep(key, signer)
-        raise self._authentication.count_wrong_signature(key.access_key)
+        raise self._authentication.count_wrong_signature(key.access_key, self._origin)
 
     def _find(self, key: AccessKey) -> Signer | None:
         if self._generation != self._authentication.generation:

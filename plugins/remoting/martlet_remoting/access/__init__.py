@@ -1,0 +1,1 @@
+"""Identities of remoting clients: signatures of requests, and the gates of a connection."""
