@@ -51,6 +51,7 @@ EFFECTS = {
             "martlet/runtime/clock.py": "reads from the kernel when this process began",
             "martlet/runtime/malloc_trim.py": "reads from the kernel how much memory this process has",
             "martlet/net/self_signed.py": "hands a key to OpenSSL in a file that is on no disk",
+            "martlet/net/tls.py": "reads when the certificate of a port ends",
             "martlet/store/keys/active_file.py": "maps memory that belongs to no file",
             "martlet_remoting/commands/send.py": "reads the files that it sends",
         },

@@ -21,11 +21,10 @@ from martlet.net.transports import TLS_BYTES_AT_ONCE, TlsTransport
 from martlet.testing.links import Conditions, MemoryLink
 
 LOAD = """
-from types import SimpleNamespace
 from martlet.errors import ConfigError
-from martlet.net.tls import Tls
+from martlet.net.tls import Tls, TlsConfig
 try:
-    Tls(SimpleNamespace(tls="permissive", tls_cert={cert!r}, tls_key={key!r}, tls_client_ca=""), "remoting")
+    Tls(TlsConfig(tls_cert={cert!r}, tls_key={key!r}), "remoting")
 except ConfigError as error:
     print("REFUSED", error)
 """

@@ -30,6 +30,7 @@ from martlet.broker import OWN_STATE, Broker
 from martlet.contracts import Dispatcher, Protocol
 from martlet.errors import AddressUnavailable, ConfigError, MartletError, PluginError, StoreError
 from martlet.net.addresses import is_loopback, show_address
+from martlet.net.certificates import certificate_days, watch_certificates
 from martlet.net.server import Server
 from martlet.plugins.loader import (
     Plugins,
@@ -177,6 +178,8 @@ async def _run_with_store(
                 log.error("%s; tried again", problem)
             await live_plugins.start_services(nursery, stop)
             await nursery.start(server.run, [*bound.items()])
+            stats.add("certificates", partial(certificate_days, bound, clock))
+            nursery.start_soon(watch_certificates, bound, clock)
             nursery.start_soon(broker.tails.run)
             nursery.start_soon(broker.cursors.run)
             nursery.start_soon(broker.shared_groups.run)

@@ -191,6 +191,7 @@ class Protocol(Struct, frozen=True, eq=False):
       tls: returns the TLS context, None for plain text; called for each new peer, so certificates can change.
       make_tls: if set, awaited when a client begins TLS while *tls* returns None: returns a new context, or None. The
         first client waits for a certificate that the broker makes (`Tls.make`).
+      certificate_end_ms: returns when the certificate of *tls* ends, in epoch milliseconds; 0 for none.
       tls_required: whether plain text is refused. If not, a first byte of 0x16 means TLS (RocketMQ ``permissive``).
         What a handler sends before the first bytes of the client waits for them, on such a port and with *websocket*.
         If plain text is allowed, a client that sends nothing for 0.2 s gets it in plain text.
@@ -212,6 +213,7 @@ class Protocol(Struct, frozen=True, eq=False):
     websocket: WebSocket | None = None
     traffic: Traffic = field(default_factory=Traffic)
     make_tls: Callable[[], Awaitable[ssl.SSLContext | None]] | None = None
+    certificate_end_ms: Callable[[], int] = lambda: 0
 
     @property
     def takes_tls(self) -> bool:

@@ -11,6 +11,7 @@ import trio
 from martlet.config import Settings, setting
 from martlet.errors import ConfigError
 from martlet.net import self_signed
+from martlet.net.certificates import certificate_end_ms
 
 __all__ = ["Tls", "TlsConfig", "client_context"]
 
@@ -18,10 +19,11 @@ log = logging.getLogger("martlet.tls")
 
 # Seconds until the broker tries again to make a certificate after a failure, if a client asks for TLS.
 MAKE_AGAIN_S: Final = 60
+VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class TlsConfig(Settings):
-    """The four keys of a port with TLS; plugins with such a port derive their configuration from this class."""
+    """The keys of a port with TLS; plugins with such a port derive their configuration from this class."""
 
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
         "permissive", "TLS refused, TLS and plain text on the same port, or TLS only, which needs tls_cert"
@@ -35,11 +37,19 @@ class TlsConfig(Settings):
     tls_client_ca: str = setting(
         "", "PEM file with the certificate authorities for client certificates; empty: clients need no certificate"
     )
+    tls_client: Literal["required", "optional"] = setting(
+        "required",
+        "with tls_client_ca: clients without a certificate are refused, or let in",
+    )
+    tls_crl: str = setting(
+        "", "PEM file with the revocation lists of the authorities in tls_client_ca; empty: none is checked"
+    )
+    tls_version_min: Literal["1.2", "1.3"] = setting("1.2", "the oldest version of TLS that a client may use")
 
 
 @final
 class Tls:
-    """The TLS settings of a port, from the four keys of configuration section *section*.
+    """The TLS settings of a port, from the keys of configuration section *section*.
 
     If a reload fails, the old certificates stay in use. A permissive port without a certificate makes one for itself
     when the first client begins TLS, and keeps it in memory.
@@ -51,11 +61,16 @@ class Tls:
         self._own = b""  # key and certificate that the broker made, as PEM
         self._making = trio.Lock()
         self._make_again_at = -math.inf
+        self._end_ms = 0
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext | None:
         """Return the context for a new connection; None if the port has no TLS, or no certificate yet (`make`)."""
         return self._context
+
+    def certificate_end_ms(self) -> int:
+        """Return when the certificate in ``tls_cert`` ends, in epoch milliseconds; 0 if there is none."""
+        return self._end_ms
 
     @property
     def make(self) -> Callable[[], Awaitable[ssl.SSLContext | None]] | None:
@@ -104,24 +119,37 @@ class Tls:
         if not config.tls_cert and not self._own:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = VERSIONS[config.tls_version_min]
+        end_ms = 0
         try:
             if config.tls_cert:
                 # Refuse an encrypted key: OpenSSL would ask for its pass phrase on the terminal, and wait.
                 context.load_cert_chain(config.tls_cert, config.tls_key or None, lambda: "")
+                with open(config.tls_cert, encoding="ascii", errors="replace") as file:
+                    end_ms = certificate_end_ms(file.read())
             else:
                 self_signed.load(context, self._own)
         except (OSError, ssl.SSLError) as error:
             text = f"{self._section}.tls_cert {config.tls_cert!r} with tls_key {config.tls_key!r} cannot be used"
             raise ConfigError(f"{text}; {error}") from error
         if config.tls_client_ca:
-            try:
-                context.load_verify_locations(config.tls_client_ca)
-            except (OSError, ssl.SSLError) as error:
-                text = f"{self._section}.tls_client_ca {config.tls_client_ca!r} cannot be used"
-                raise ConfigError(f"{text}; {error}") from error
-            context.verify_mode = ssl.CERT_REQUIRED
+            self._trust(context, "tls_client_ca", config.tls_client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED if config.tls_client == "required" else ssl.CERT_OPTIONAL
+        section = self._section
+        if config.tls_crl:
+            if not config.tls_client_ca:
+                raise ConfigError(f"{section}.tls_crl has no effect without {section}.tls_client_ca; set it")
+            self._trust(context, "tls_crl", config.tls_crl)
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+        self._end_ms = end_ms
         return context
+
+    def _trust(self, context: ssl.SSLContext, key: str, path: str) -> None:
+        """Load authorities or their revocation lists."""
+        try:
+            context.load_verify_locations(path)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"{self._section}.{key} {path!r} cannot be used; {error}") from error
 
 
 def client_context(ca: str = "", cert: str = "", key: str = "", *, verify: bool = True) -> ssl.SSLContext:

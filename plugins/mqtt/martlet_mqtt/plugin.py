@@ -132,4 +132,5 @@ class MqttPlugin(Hooks):
             websocket=WebSocket(("mqtt", "mqttv3.1"), origins=frozenset(config.origins), origins_key="mqtt.origins"),
             traffic=self._traffic,
             make_tls=tls.make,
+            certificate_end_ms=tls.certificate_end_ms,
         )

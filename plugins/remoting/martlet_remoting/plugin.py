@@ -121,7 +121,16 @@ class RemotingPlugin(Hooks):
 
         tls = self._tls
         return Protocol(
-            name, listen, connect, handle, tls.context, tls.required, bound, optional=fast, make_tls=tls.make
+            name,
+            listen,
+            connect,
+            handle,
+            tls.context,
+            tls.required,
+            bound,
+            optional=fast,
+            make_tls=tls.make,
+            certificate_end_ms=tls.certificate_end_ms,
         )
 
     def _announce(self, address: str) -> None:

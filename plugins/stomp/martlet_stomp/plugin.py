@@ -96,4 +96,5 @@ class StompPlugin(Hooks):
             ),
             traffic=self._traffic,
             make_tls=tls.make,
+            certificate_end_ms=tls.certificate_end_ms,
         )

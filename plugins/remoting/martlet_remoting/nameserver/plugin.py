@@ -65,6 +65,7 @@ class NameServerPlugin(Hooks):
                 tls_required=self._tls.required,
                 bound=bound,
                 make_tls=self._tls.make,
+                certificate_end_ms=self._tls.certificate_end_ms,
             )
         ]
 
