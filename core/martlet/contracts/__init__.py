@@ -28,6 +28,15 @@ from martlet.contracts.access import (
     SigningSecret,
     Verdict,
 )
+from martlet.contracts.access_control import (
+    AccessControl,
+    AccessPolicy,
+    AccessRule,
+    AccessUser,
+    RuleLevel,
+    UserChange,
+    UserKey,
+)
 from martlet.contracts.messages import Compile, Router, Stage
 from martlet.contracts.protocol import Connection, Handler, Peer, Protocol, Traffic, WebSocket
 from martlet.contracts.services import Service, Subcommand
@@ -50,8 +59,12 @@ from martlet.records.layout import Buffer, Condition, Dispatcher, Find, Predicat
 __all__ = [
     "ANONYMOUS",
     "NO_ORIGIN",
+    "AccessControl",
     "AccessEvent",
     "AccessKey",
+    "AccessPolicy",
+    "AccessRule",
+    "AccessUser",
     "Action",
     "Authenticator",
     "Authorizer",
@@ -93,6 +106,7 @@ __all__ = [
     "RecordView",
     "ResourceKind",
     "Router",
+    "RuleLevel",
     "Service",
     "SignedRequest",
     "SigningSecret",
@@ -102,6 +116,8 @@ __all__ = [
     "Timers",
     "Traffic",
     "Transactions",
+    "UserChange",
+    "UserKey",
     "Verdict",
     "WebSocket",
 ]
