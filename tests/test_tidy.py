@@ -52,6 +52,7 @@ EFFECTS = {
             "martlet/runtime/malloc_trim.py": "reads from the kernel how much memory this process has",
             "martlet/net/self_signed.py": "hands a key to OpenSSL in a file that is on no disk",
             "martlet/net/tls.py": "reads when the certificate of a port ends",
+            "martlet_acl/audit.py": "appends to the audit trail",
             "martlet/store/keys/active_file.py": "maps memory that belongs to no file",
             "martlet_remoting/commands/send.py": "reads the files that it sends",
         },
