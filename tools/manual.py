@@ -276,6 +276,7 @@ PLUGIN_CHAPTERS: Final = (
             "Replies: add",
         ),
     ),
+    Chapter("What waits for messages", "martlet.access.revocation", ("Waiter",)),
     Chapter(
         "Credentials",
         "martlet.contracts",

@@ -7,7 +7,7 @@ writing it. The server waits for the disk and for clients after it has handled a
 from collections.abc import Callable, Sequence
 from typing import Final, TypeGuard, TypeVar, final
 
-from martlet.access import Authentication, Gate, Replies, Rules
+from martlet.access import Authentication, Gate, Replies, Revocation, Rules
 from martlet.contracts import NO_ORIGIN, Authorizer, Compile, Identity, LoginOrigin, Router, Stage
 from martlet.delivery.feed import Cursors
 from martlet.delivery.routing.selection import Selection, Selections
@@ -51,8 +51,8 @@ class Broker:
     ``subscriptions`` (`Subscriptions`), ``shared_groups`` (`SharedGroups`), ``sessions`` (`Sessions`), ``turns``
     (`Turns`), ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``),
     ``ids`` (``ids.below(n)``, and ``ids.unique()``, which nobody can guess), ``stats`` (``stats.add(name, function)``),
-    ``rules`` (`Rules`), ``replies`` (`Replies`) and ``authentication`` (`Authentication`). All methods are for the
-    event loop and never wait.
+    ``rules`` (`Rules`), ``revocation`` (`Revocation`), ``replies`` (`Replies`) and ``authentication``
+    (`Authentication`). All methods are for the event loop and never wait.
 
     A protocol acts for its clients through a `gate`. Calls without a gate are actions of the broker itself, such as the
     delivery of a timer: no authorizer is asked, and the internal topics are open.
@@ -106,6 +106,9 @@ class Broker:
         self.projections.add(OWN_STATE, self.sessions.table)
         self.sessions.writer.is_current = lambda: self.projections.has_applied(self.sessions.table)
         self.sessions.writer.wait_current = lambda: self.projections.wait_applied(self.sessions.table)
+        self.revocation = Revocation()
+        self.revocation.waiting += [self.cursors.waiting, self.subscriptions.waiting, self.shared_groups.waiting]
+        self.rules.on_changed.append(self.revocation.recheck_all)
         self.draining = Draining(store, topics, groups, self.shared_groups.progress, self.sessions, self.turns)
         for table in (topics.table, groups.table, groups.offsets.table, groups.offsets.light_table):
             self.tables.register(table)

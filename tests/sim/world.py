@@ -276,7 +276,8 @@ class World:
             await self._start_services(life, nursery)
             await nursery.start(life.server.run, [])
             broker = life.broker
-            for run in (broker.tails.run, broker.cursors.run, broker.shared_groups.run, broker.projections.run):
+            runs = broker.tails.run, broker.cursors.run, broker.revocation.run, broker.shared_groups.run
+            for run in (*runs, broker.projections.run):
                 nursery.start_soon(run)
             nursery.start_soon(saving.run, broker)
             nursery.start_soon(move, self, life, self._chance())

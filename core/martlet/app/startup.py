@@ -182,6 +182,7 @@ async def _run_with_store(
             nursery.start_soon(watch_certificates, bound, clock)
             nursery.start_soon(broker.tails.run)
             nursery.start_soon(broker.cursors.run)
+            nursery.start_soon(broker.revocation.run)
             nursery.start_soon(broker.shared_groups.run)
             nursery.start_soon(broker.sessions.expiry.run)
             nursery.start_soon(broker.draining.run)

@@ -14,6 +14,7 @@ from typing import Final, Protocol, final
 
 from martlet.delivery.runs import Run
 from martlet.errors import Refused
+from martlet.runtime.steps import Budget, Steps
 
 __all__ = ["Cursor", "CursorPlace", "CursorSource", "Permit", "Sweeping"]
 
@@ -24,6 +25,10 @@ PENDING_BYTES_LEAST: Final = 1 << 18
 MESSAGES_ANY: Final = 1 << 62
 # The begin of a new filter: after everything that was appended.
 END: Final = 1 << 62
+# Cost of a question about a filter, which an authorizer answers after a change of the rules. A cursor with more filters
+# than `CHECKED_AT_ONCE` is checked in slices.
+CHECK_US: Final = 20.0
+CHECKED_AT_ONCE: Final = 16
 
 
 @unique
@@ -112,6 +117,7 @@ class Cursor:
         "_pending_bytes_max",
         "_permit",
         "_position",
+        "_refused",
         "begins",
         "dropped",
         "filters",
@@ -135,7 +141,8 @@ class Cursor:
         self.dropped = 0
         self._droppable = droppable
         self._permit = permit
-        self._generation = permit.generation if permit is not None else 0
+        self._generation = permit.generation if permit is not None else 0  # of the rules that were checked
+        self._refused: Refused | None = None  # why the receiver may not follow one of its filters by these rules
         self.filters = dict(filters)
         self.begins: dict[str, int] | None = None
         self.is_paused = False
@@ -177,8 +184,8 @@ class Cursor:
         Raises:
           Refused: the receiver may no longer follow one of its filters.
         """
-        if self._permit is not None and self._permit.generation != self._generation:
-            self._recheck_rules(self._permit)
+        if not self.check_rules():
+            return []
         collected: list[tuple[Run, tuple[Hashable, ...]]] = []
         while self._pending and budget_bytes > 0 and messages_max > 0:
             run, grants = self._pending.popleft()
@@ -198,12 +205,61 @@ class Cursor:
             self._feed.resume(self)
         return collected
 
-    def _recheck_rules(self, permit: Permit) -> None:
-        """Check the filters and route pending runs again, because the rules have changed."""
-        for each in self.filters:
-            permit.check(each)
-        self._generation = permit.generation
-        if self._pending:
+    def check_rules(self) -> bool:
+        """Raise `Refused` if the receiver may no longer follow one of its filters.
+
+        Returns False if there are many filters and the rules have changed: `recheck` then checks them in slices, and
+        wakes the receiver. `collect` calls it; a protocol that does not always collect when it is woken calls it, too.
+        """
+        permit = self._permit
+        if permit is not None and permit.generation != self._generation:
+            if len(self.filters) > CHECKED_AT_ONCE:
+                return False
+            refused = None
+            for each in self.filters:
+                refused = refused or self._refusal(permit, each)
+            self._apply_rules(permit.generation, refused)
+        if self._refused is not None:
+            raise self._refused
+        return True
+
+    def recheck(self) -> Steps[None] | None:
+        """Check the filters again, and wake the receiver if one is denied: `collect` refuses it.
+
+        `martlet.access.revocation` calls it after a change of the rules.
+        """
+        permit = self._permit
+        if permit is not None and permit.generation != self._generation and len(self.filters) > CHECKED_AT_ONCE:
+            return self._recheck_in_steps(permit)
+        try:
+            self.check_rules()
+        except Refused:
+            self.wake()
+        return None
+
+    def _recheck_in_steps(self, permit: Permit) -> Steps[None]:
+        generation, refused, budget = permit.generation, None, Budget(CHECK_US)
+        for each in list(self.filters):
+            refused = refused or self._refusal(permit, each)
+            if budget.is_over():
+                yield
+                if self.place is CursorPlace.CLOSED or permit.generation != generation:
+                    return  # another visit follows the next change
+        self._apply_rules(generation, refused)
+        self.wake()
+
+    @staticmethod
+    def _refusal(permit: Permit, topic_filter: str) -> Refused | None:
+        try:
+            permit.check(topic_filter)
+        except Refused as refused:
+            return refused
+        return None
+
+    def _apply_rules(self, generation: int, refused: Refused | None) -> None:
+        """Note that the filters were checked by the rules of *generation*, and route pending runs again by them."""
+        self._generation, self._refused = generation, refused
+        if self._pending and refused is None:
             position = self._pending[0][0].position
             self._drop_pending()
             self._feed.go_back(self, position)

@@ -6,7 +6,7 @@ get each record exactly once.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, final
 
 import trio
@@ -14,7 +14,7 @@ import trio
 from martlet.delivery.beginnings import Beginnings
 from martlet.delivery.catch_up.departures import Departures
 from martlet.delivery.catch_up.reader import CatchUpReader
-from martlet.delivery.catch_up.sweep import CURSORS_A_SLICE, Sweep, slice_of
+from martlet.delivery.catch_up.sweep import Sweep, slice_of
 from martlet.delivery.catch_up.sweep_turns import SweepTurns
 from martlet.delivery.catch_up.sweeps import distance_class
 from martlet.delivery.cursor import PENDING_BYTES, Cursor, CursorPlace, Permit
@@ -322,7 +322,6 @@ class Cursors:
         self._feeds: dict[Feed, None] = {}
         self._with_waiting: dict[Feed, None] = {}  # feeds with cursors that wait for a sweep
         self._turns: SweepTurns[tuple[Feed, Sweep]] = SweepTurns()
-        self._to_recheck: list[Cursor] = []  # cursors to wake, because the rules have changed
         self._with_later_filters: dict[Feed, None] = {}  # feeds with filters that begin later
         self._with_due_filters: dict[Feed, None] = {}  # feeds with many filters that begin now
         self.departures = Departures(self._wake_run)
@@ -367,11 +366,16 @@ class Cursors:
         return feed
 
     def forget_routes(self) -> None:
-        """Drop all cached routes and have each cursor check its filters, because permissions have changed."""
+        """Drop all cached routes, because permissions have changed."""
         for feed in self._feeds:
             feed.forget_routes()
-        self._to_recheck = [cursor for feed in self._feeds for cursor in feed.cursors()]
-        self._work.set()
+
+    def waiting(self) -> Iterator[Cursor]:
+        """Yield the cursors of all feeds; more may be opened and closed meanwhile."""
+        for feed in list(self._feeds):
+            for cursor in list(feed.cursors()):
+                if cursor.place is not CursorPlace.CLOSED:
+                    yield cursor
 
     def reader(self, topics: Sequence[str], *, early: bool) -> TailReader:
         """Return the tail reader of *topics*, of which some may be deleted. Raises `Refused` if one is not readable."""
@@ -416,7 +420,7 @@ class Cursors:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._with_waiting or self._turns or self._to_recheck or self._with_due_filters or self.departures)
+        return bool(self._with_waiting or self._turns or self._with_due_filters or self.departures)
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -425,7 +429,6 @@ class Cursors:
                 await self._work.wait()
                 self._work = trio.Event()
                 while self._has_work:
-                    self._wake_to_recheck()
                     self._begin_filters()
                     self.departures.go_on()
                     await trio.lowlevel.checkpoint()
@@ -465,12 +468,6 @@ class Cursors:
     async def _retry(self, feed: Feed, sweep: Sweep) -> None:
         await trio.sleep(READ_AGAIN_S)
         self._queue(feed, sweep)
-
-    def _wake_to_recheck(self) -> None:
-        for cursor in self._to_recheck[:CURSORS_A_SLICE]:
-            if cursor.place is not CursorPlace.CLOSED:
-                cursor.wake()
-        del self._to_recheck[:CURSORS_A_SLICE]
 
     def _begin_filters(self) -> None:
         for feed in list(self._with_due_filters):

@@ -7,7 +7,7 @@ and shares the encoded bytes with other readers at the tail (`fanout.py`).
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, Protocol, final
 
 from martlet.contracts import Buffer
@@ -241,6 +241,14 @@ class TopicSubscription:
             self.peer.wake()
         return deliveries
 
+    def recheck(self) -> None:
+        """Wake the peer if it may no longer read: `collect` refuses it. Called after a change of the rules."""
+        try:
+            if self._permit is not None:
+                self._permit()
+        except Refused:
+            self.peer.wake()
+
     def _wake_peer(self, key: Hashable) -> None:
         self.peer.wake()
 
@@ -390,6 +398,13 @@ class Subscriptions:
         subscription.listen()
         subscription.follow(readable_topic, new=True)
         return subscription
+
+    def waiting(self) -> Iterator[TopicSubscription]:
+        """Yield all subscriptions; more may be opened and closed meanwhile."""
+        for table in list(self._by_topic.values()):
+            for subscription in list(table):
+                if not subscription.closed:
+                    yield subscription
 
     def forget(self, subscription: TopicSubscription) -> None:
         """Remove *subscription*, which was closed."""

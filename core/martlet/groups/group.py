@@ -83,6 +83,10 @@ class SharedGroup:
 
     # members
 
+    def members(self) -> list[GroupMember]:
+        """Return the members."""
+        return list(self._members.by_turn)
+
     def join(self, member: GroupMember) -> None:
         """Add *member*. Raises `Refused` if the topic may not be read."""
         self.source.go_on()

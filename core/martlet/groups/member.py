@@ -39,6 +39,7 @@ class Member:
         "encoding",
         "group",
         "holder",
+        "is_denied",
         "is_exclusive",
         "lapsed",
         "lease_s",
@@ -73,6 +74,7 @@ class Member:
         self.holder: Hashable = object() if membership.holder is None else membership.holder
         self.lapsed = 0  # leases that ended since its last action
         self.woken = False  # whether it was woken and has not collected since
+        self.is_denied = False  # whether it could no longer read at the last `recheck`
 
     def add_credit(self, count: int) -> None:
         """Allow this member to hold *count* more messages, and wake its peer."""
@@ -98,8 +100,7 @@ class Member:
           Refused: the filter failed, or reading is no longer allowed; leave the group.
         """
         self.woken = False
-        if self._permit is not None:
-            self._permit.check()
+        self.check()
         deliveries: list[Delivery] = []
         if self._kept:
             deliveries = self._take_kept(budget_bytes)
@@ -114,6 +115,20 @@ class Member:
             for delivery in deliveries:  # it holds messages that were delivered before, or that another member read
                 self._settlement.ack_held_all(self.holder, delivery.queue_id, delivery.offsets)
         return deliveries
+
+    def check(self) -> None:
+        """Raise `Refused` if the member may no longer read; `collect` calls it."""
+        if self._permit is not None:
+            self._permit.check()
+
+    def recheck(self) -> None:
+        """Wake the peer if it may no longer read: `collect` refuses it. Called after a change of the rules."""
+        self.is_denied = False
+        try:
+            self.check()
+        except Refused:
+            self.is_denied = True
+            self.wake()
 
     def _take_kept(self, budget_bytes: int) -> list[Delivery]:
         kept: list[Delivery] = []

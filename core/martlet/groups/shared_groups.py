@@ -146,6 +146,13 @@ class SharedGroups:
         self.unused.joined(shared_group.context.place)
         return member
 
+    def waiting(self) -> Iterator[Member]:
+        """Yield the members of all groups; more may join and leave meanwhile."""
+        for shared_group in list(self.in_memory.by_place.values()):
+            for member in shared_group.members():
+                if isinstance(member, Member):
+                    yield member
+
     def _open(
         self, topic: str, group: str, policy: GroupPolicy | None, membership: Membership, user: str | None = None
     ) -> SharedGroup:

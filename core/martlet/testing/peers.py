@@ -317,6 +317,7 @@ async def serving(
             await nursery.start(serves.run, [(protocol, serves.bind(protocol)) for protocol in ports(made)])
             nursery.start_soon(made.tails.run)
             nursery.start_soon(made.cursors.run)
+            nursery.start_soon(made.revocation.run)
             nursery.start_soon(made.shared_groups.run)
             nursery.start_soon(made.sessions.expiry.run)
             nursery.start_soon(made.draining.run)

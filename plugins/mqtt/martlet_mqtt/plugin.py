@@ -69,6 +69,7 @@ class MqttPlugin(Hooks):
     def _sys_of(self, broker: Broker) -> SysTopics:
         if self._sys is None:
             self._sys = SysTopics(self.context(broker), self._traffic)
+            broker.revocation.waiting.append(self._sys.waiting)
         return self._sys
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:

@@ -19,7 +19,7 @@ from martlet_mqtt.shared.context import PROTOCOL, Context
 from martlet_mqtt.wire.names import is_shared
 
 if TYPE_CHECKING:
-    from martlet_mqtt.outbound.outgoing import Outgoing
+    from martlet_mqtt.outbound.outgoing import Metrics, Outgoing
 
 __all__ = ["SYS", "SysTopics", "is_sys"]
 
@@ -85,6 +85,7 @@ class SysTopics:
         topic_filter = grant.subscription.topic_filter
         self._trie.add(topic_filter, outgoing, grant)
         self._filters.setdefault(outgoing, {}).setdefault(topic_filter, self._context.bridges.published)
+        outgoing.metrics.follow(topic_filter)
         if not with_values:
             return
         if not self._values:  # in the first interval after the start
@@ -106,6 +107,11 @@ class SysTopics:
         """Remove all subscriptions of *outgoing*, whose client is gone."""
         for topic_filter in self._filters.pop(outgoing, ()):
             self._trie.remove(topic_filter, outgoing)
+
+    def waiting(self) -> Iterator["Metrics"]:
+        """Yield the subscribers, whose permission a change of the rules may end; more may come and go meanwhile."""
+        for outgoing in list(self._filters):
+            yield outgoing.metrics
 
     # the metrics
 

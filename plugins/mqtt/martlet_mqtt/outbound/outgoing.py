@@ -19,6 +19,7 @@ from martlet.delivery.runs import Run
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
 from martlet.groups.member import Member
+from martlet.runtime.steps import Budget, Steps
 from martlet.sessions.session import Session
 from martlet.state.journal import NEXT_COMMIT
 from martlet_mqtt.mapping.frames import DUPLICATE, Grant, number_frames, payloads_of, publish_frame, with_payloads
@@ -35,6 +36,7 @@ from martlet_mqtt.wire.properties import Property
 __all__ = ["Metrics", "Outgoing"]
 
 BEGIN: Final = -1
+CHECK_US: Final = 20.0  # cost of a question about a filter, which an authorizer answers
 
 
 @final
@@ -44,7 +46,7 @@ class Metrics:
     A newer value replaces an unsent value.
     """
 
-    __slots__ = ("_context", "_frames", "_gate", "_peer", "_waiting")
+    __slots__ = ("_context", "_filters", "_frames", "_gate", "_peer", "_refused", "_waiting")
 
     def __init__(self, peer: Peer, context: Context, gate: Gate, frames: ClientFrames) -> None:
         self._peer = peer
@@ -53,6 +55,8 @@ class Metrics:
         self._frames = frames
         # By name and subscriptions: the value, and whether it is sent with RETAIN.
         self._waiting: dict[tuple[str, tuple[Grant, ...]], tuple[bytes, bool]] = {}
+        self._filters: dict[str, None] = {}  # filters of the client that match only metrics
+        self._refused: Refused | None = None  # why the client may not follow one of them any more
 
     def __bool__(self) -> bool:
         """Whether any metric waits."""
@@ -63,8 +67,31 @@ class Metrics:
         self._waiting[name, tuple(grants)] = value, retain
         self._peer.wake()
 
+    def follow(self, topic_filter: str) -> None:
+        """Note that the client has subscribed to *topic_filter*, which it may read."""
+        self._filters[topic_filter] = None
+
+    def check(self) -> None:
+        """Raise `Refused` if `recheck` found that the client may not follow one of its filters any more."""
+        if self._refused is not None:
+            raise self._refused
+
+    def recheck(self) -> Steps[None]:
+        """Check the filters again after a change of the rules, and wake the client if one is denied."""
+        self._refused, budget = None, Budget(CHECK_US)
+        for topic_filter in list(self._filters):
+            try:
+                self._gate.check("subscribe", topic_filter)
+            except Refused as refused:
+                self._refused = refused
+                self._peer.wake()
+                return
+            if budget.is_over():
+                yield
+
     def forget(self, topic_filter: str) -> None:
-        """Drop waiting metrics for *topic_filter*."""
+        """Forget *topic_filter*, and drop waiting metrics for it."""
+        self._filters.pop(topic_filter, None)
         for key in [key for key in self._waiting if any(e.subscription.topic_filter == topic_filter for e in key[1])]:
             del self._waiting[key]
 
@@ -228,6 +255,11 @@ class Outgoing:
 
     def collect(self, budget_bytes: int) -> None:
         """Send about *budget_bytes* of messages. Raises `Refused`."""
+        # Also of a client that owes acknowledgements, or gets retained messages first.
+        if not self._cursor.check_rules():
+            return
+        self.metrics.check()
+        self.shares.check()
         if self.metrics:
             budget_bytes -= self.metrics.send(budget_bytes)
         if self._due:

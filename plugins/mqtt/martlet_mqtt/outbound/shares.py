@@ -135,7 +135,7 @@ class _Waker:
 class SharedSubscriptions:
     """The shared subscriptions of one client."""
 
-    __slots__ = ("_context", "_due", "_gate", "_leased", "_leaving", "_members", "_peer", "_version")
+    __slots__ = ("_context", "_denied", "_due", "_gate", "_leased", "_leaving", "_members", "_peer", "_version")
 
     def __init__(self, peer: Peer, context: Context, gate: Gate, version: int) -> None:
         self._peer = peer
@@ -150,6 +150,7 @@ class SharedSubscriptions:
         self._leased: dict[int, Leased] = {}
         # Members that get no more messages, and leave once their messages are acknowledged [MQTT-3.10.4-3].
         self._leaving: set[Member] = set()
+        self._denied: Member | None = None  # a member that may no longer read
 
     def add(self, grant: Grant, shared: SharedFilter) -> None:
         """Join a group, or change the grant; a refusal changes nothing. Raises `Refused`."""
@@ -256,6 +257,16 @@ class SharedSubscriptions:
     def woken(self, topic_filter: str) -> None:
         """Note that the group of *topic_filter* may have messages for the client."""
         self._due[topic_filter] = None
+        members, _ = self._members.get(topic_filter, ((), None))
+        for member in members:
+            if member.is_denied:
+                self._denied = member
+
+    def check(self) -> None:
+        """Raise `Refused` if a change of the rules has ended a membership; `collect` may not reach that group soon."""
+        if self._denied is not None:
+            denied, self._denied = self._denied, None
+            denied.check()
 
     def collect(self, budget_bytes: int, room: Callable[[], int]) -> Iterator[tuple[Member, Grant, Delivery]]:
         """Yield deliveries of the groups for this client, while *room* returns more than 0. Raises `Refused`.

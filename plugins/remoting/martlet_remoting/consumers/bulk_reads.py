@@ -5,7 +5,7 @@ its queue for a record. `handlers/bulk.py` sends frames of ready reads while the
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final, final
 
 from martlet.access import Gate
@@ -71,6 +71,13 @@ class BulkRead:
 
     def expire(self) -> None:
         self.pending.reads.end_wait(self)
+
+    def recheck(self) -> None:
+        """Continue now if the read waits for a record and is no longer permitted: the next collect refuses it."""
+        try:
+            self.gate.read(self.queue.topic)
+        except Refused:
+            self.pending.reads.end_wait(self)
 
 
 @final
@@ -207,6 +214,11 @@ class BulkReads:
         waiting_reads[read] = None
         self._timeouts.add(read, self._now() + read.wait_s)
         read.wait_s = 0.0
+
+    def waiting_reads(self) -> Iterator[BulkRead]:
+        """Yield the reads that wait for a record; more may come and go meanwhile."""
+        for waiting_reads in list(self._waiting.values()):
+            yield from list(waiting_reads)
 
     def end_wait(self, read: BulkRead) -> None:
         """Let *read* continue, if it waits."""

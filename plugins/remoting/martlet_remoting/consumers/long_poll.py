@@ -15,7 +15,7 @@ the queue are checked, some in each turn of the event loop, longest waiting firs
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from heapq import nlargest
 from itertools import islice
 from typing import Final, final
@@ -113,7 +113,14 @@ class Pull:
 
     def expire(self) -> None:
         self.must_answer = True
-        self.pending.expire(self)
+        self.pending.release(self)
+
+    def recheck(self) -> None:
+        """Answer now if the pull is held and no longer permitted: the next collect refuses it."""
+        try:
+            self.gate.consume(self.group, self.queue.topic)
+        except Refused:
+            self.pending.release(self)
 
 
 @final
@@ -146,8 +153,8 @@ class PendingPulls:
         del self.reading[place]
         self.queue_up(place)
 
-    def expire(self, pull: Pull) -> None:
-        """Queue the expired *pull* for an answer; a pull that is no longer held is queued already."""
+    def release(self, pull: Pull) -> None:
+        """Queue the held *pull* for an answer; a pull that is no longer held is queued already."""
         parked = self.held.get(pull)
         if parked is not None:
             parked.take(pull)
@@ -423,6 +430,11 @@ class ParkedPulls:
             del pause.pulls[pull]
             self._count -= 1
         pull.pending.held.pop(pull, None)
+
+    def waiting_pulls(self) -> Iterator[Pull]:
+        """Yield the held pulls; more may come and go meanwhile."""
+        for pending in list(self._pending):
+            yield from list(pending.held)
 
     def done(self, pull: Pull) -> None:
         """Settle the answered *pull*: it no longer counts as waiting and cannot expire."""

@@ -158,6 +158,14 @@ class Pop:
         self.must_answer = True
         self.pending.call(self)
 
+    def recheck(self) -> None:
+        """Let the pop run now if it waits and is no longer permitted: the next collect refuses it."""
+        try:
+            self.gate.consume(self.name, self.topic)
+        except Refused:
+            if self in self.pending.held:
+                self.pending.call(self)
+
 
 @final
 class PendingPops:
@@ -483,6 +491,12 @@ class PopGroups:
             self._timeouts.add(pop, pop.until)
         group.park(pop)
         return True
+
+    def waiting_pops(self) -> Iterator[Pop]:
+        """Yield the pops that wait; more may come and go meanwhile."""
+        for group in list(self._groups.values()):
+            for line in list(group.waiting.values()):
+                yield from list(line)
 
     def done(self, pop: Pop) -> None:
         """Settle the answered *pop*."""

@@ -135,6 +135,11 @@ class RemotingState:
         self.registrar: Final = registrar
         # None if the broker registers with no name server.
         self.others: OtherBrokers | None = OtherBrokers(registrar) if registrar is not None else None
+        broker.revocation.waiting += [
+            self.parked.waiting_pulls,
+            self.pops.waiting_pops,
+            self.bulk_reads.waiting_reads,
+        ]
         broker.topics.changed.append(self._topic_changed)
         broker.groups.changed.append(self._group_changed)
 

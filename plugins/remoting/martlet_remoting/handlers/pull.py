@@ -269,7 +269,7 @@ def _run(context: RequestContext, pull: Pull) -> int:
     topic = pull.grant.get_topic()
     if topic is None or topic.queue(queue.queue_id) is not queue:  # the topic may have been created again
         raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
-    if pull.bucket >= 0:  # the pull was held; permissions may have changed since
+    if pull.is_counted:  # the pull has waited; permissions may have changed since
         pull.grant = pull.gate.consume(pull.group, queue.topic)
         _readable_topic(context, pull.grant, queue.queue_id)
         if not pull.own_filter:

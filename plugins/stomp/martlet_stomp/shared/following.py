@@ -97,6 +97,7 @@ class Follower:
     def collect(self, budget_bytes: int) -> list[Followed]:
         """Return about *budget_bytes* of messages, at most ``credit``. Raises `Refused` if no longer allowed."""
         collected: list[Followed] = []
+        self._cursor.check_rules()  # also while the client owes acknowledgements
         if self.credit > 0:
             for run, _ in self._cursor.collect(budget_bytes, self.credit):
                 collected += self._parts(run)
