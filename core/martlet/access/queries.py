@@ -14,7 +14,8 @@ from martlet.access.grant import (
     TopicGrant,
     is_closed,
 )
-from martlet.contracts import Action
+from martlet.contracts import Action, Identity
+from martlet.errors import Refused
 from martlet.records.layout import RecordView
 from martlet.runtime.steps import Steps
 from martlet.store import KeyQueryResult, Store
@@ -33,6 +34,8 @@ CHANGE: Final[tuple[Action, ...]] = ("create", "update")
 
 class Allowed(Protocol):
     """The permissions of one identity; implemented by `martlet.access.rules.Decisions`."""
+
+    identity: Identity
 
     def allows(self, action: Action, name: str) -> bool: ...
 
@@ -81,12 +84,18 @@ class QueryGate:
     async def record_at(self, position: int) -> bytes | None:
         """Return the record at *position* of the log; None if no intact record starts there.
 
-        Requires the same permissions as `keys`, or ``subscribe`` on a light topic of the record. Waits for the disk in
-        a worker thread.
+        Requires the same permissions as `keys`, or ``subscribe`` on a light topic of the record; a refusal does not
+        name the topic. Waits for the disk in a worker thread.
         """
         data = await self._tables[0].lookup.record_far(position)
         if data is not None and not self._may_read_light(RecordView(data)):
-            check_shown(self._permissions, RecordView(data).topic)
+            try:
+                check_shown(self._permissions, RecordView(data).topic)
+            except Refused as refused:
+                raise Refused(
+                    refused.reason,
+                    f"{self._permissions.identity.name!r} may not get the message at position {position}",
+                ) from None
         return data
 
     def _may_read_light(self, record: RecordView) -> bool:
