@@ -1,14 +1,11 @@
 """The plugin `nameserver`: what it offers a broker, and how one of its peers is served."""
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import orjson
 import pytest
 import trio
 
-from martlet.contracts import Buffer, Identity, LoginOrigin
 from martlet.runtime.steps import finish_now
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.plugin import KV_FILE, NameServerPlugin
@@ -18,42 +15,7 @@ from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
 from martlet_remoting.wire.packets import Command
 
 from .conftest import Harness
-
-
-class Peer:
-    """A peer that keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.address = "127.0.0.1:50000"
-        self.host = bytes(8)
-        self.identity = Identity()
-        self.encrypted = False
-        self.sent = b""
-
-    def login_origin(self, client_id: str = "") -> LoginOrigin:
-        return LoginOrigin("127.0.0.1", "nameserver", client_id=client_id)
-
-    def introduce(self, client: str, details: str = "") -> None: ...
-
-    def send(self, *pieces: Buffer) -> None:
-        self.sent += b"".join(map(bytes, pieces))
-
-    def hold_until(self, position: int) -> None:
-        raise AssertionError("a name server has no log to wait for")
-
-    def wake(self) -> None:
-        raise AssertionError("a name server answers at once")
-
-    wake_last = start_tls = wake
-
-    def has_room(self) -> bool:
-        return True
-
-    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
-        raise AssertionError("a name server answers at once")
-
-    def close(self, reason: str) -> None:
-        raise AssertionError(reason)
+from .nameserver_talk import ServerPeer
 
 
 def registration(opaque: int, flag: int = 0) -> bytes:
@@ -75,7 +37,7 @@ async def test_peer_is_answered_in_order_and_its_brokers_go_with_it(harness: Har
     assert (protocol.name, protocol.listen, protocol.tls()) == ("nameserver", "127.0.0.1:0", None)
     protocol.bound("127.0.0.1:45678")
     assert b"listenPort=45678\n" in server.properties()
-    peer, connection = Peer(), protocol.connect(0.0)
+    peer, connection = ServerPeer("127.0.0.1"), protocol.connect(0.0)
     handler = protocol.handle(peer, connection)
     stray = encode_command(Command(0, {}, b"", 9, FLAG_RESPONSE))
     data = registration(1) + stray + question(2) + question(3, FLAG_ONEWAY) + question(4)

@@ -29,6 +29,7 @@ __all__ = ["AdminGate", "QueryGate", "check_shown"]
 # One is enough: who may read a topic's messages, or takes part in a group, may ask about it (auth, RocketMQ 5.5.0).
 GET: Final[tuple[Action, ...]] = ("get", "subscribe")
 READ: Final[tuple[Action, ...]] = ("subscribe", "get")
+ROUTE: Final[tuple[Action, ...]] = ("publish", "subscribe", "get")
 CHANGE: Final[tuple[Action, ...]] = ("create", "update")
 
 
@@ -58,6 +59,10 @@ class QueryGate:
         """Return the grant for queries about *topic*; requires ``get`` or ``subscribe``."""
         self._permissions.check_any(GET, topic)
         return TopicGrant(*self._tables, topic)
+
+    def route(self, topic: str) -> None:
+        """Check that the identity may know where *topic* is: ``publish``, ``subscribe`` or ``get`` is enough."""
+        self._permissions.check_any(ROUTE, topic)
 
     def group(self, group: str) -> GroupGrant:
         """Return the grant for queries about *group* and for its members; requires ``get`` or ``subscribe`` on it."""

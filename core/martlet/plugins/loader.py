@@ -62,6 +62,7 @@ __all__ = [
     "guarded_authorizer",
     "guarded_filter",
     "guarded_mechanism",
+    "guards_access",
     "has_commands",
     "load",
     "load_class",
@@ -514,6 +515,12 @@ def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
         text = f"its config_class {config!r} is not a subclass of martlet.config.Settings"
         raise PluginError(f"plugin {name!r} is {entry.value}; {text}")
     return kind
+
+
+def guards_access(name: str, entry: EntryPoint) -> bool:
+    """Return whether plugin *name* authenticates or authorizes clients. Raises as `load_class`."""
+    kind = load_class(name, entry)
+    return any(getattr(kind, hook) is not getattr(Hooks, hook) for hook in GUARDS)
 
 
 def has_commands(name: str, entry: EntryPoint) -> bool:

@@ -1,4 +1,7 @@
-"""The plugin ``nameserver``: a port where clients ask for routes. Of the broker, it uses only the name."""
+"""The plugin ``nameserver``: a port where clients ask for routes.
+
+Of the broker it uses the data directory, and what decides about clients: authentication and access rules.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -50,7 +53,7 @@ class NameServerPlugin(Hooks):
 
         def handle(peer: Peer, connection: Connection) -> Handler:
             cast(RemotingConnection, connection).send = peer.send
-            return NameServerHandler(server, peer)
+            return NameServerHandler(server, broker, peer)
 
         def bound(address: str) -> None:
             server.address = address
@@ -79,6 +82,7 @@ class NameServerPlugin(Hooks):
         """Return the name server of this plugin, with its stored key-value texts."""
         if self.server is None:
             self.server = NameServer(self.config, partial(_save, broker), broker.turns)
+            self.server.has_rules = lambda: bool(broker.authorizers)
             broker.stats.add("nameserver", self.server.statistics)
             self._load(broker, self.server)
         return self.server

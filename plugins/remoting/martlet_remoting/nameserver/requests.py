@@ -18,7 +18,7 @@ from martlet_remoting.wire.register_broker import NAME_CHARS_MAX, VERSION_BYTES_
 from martlet_remoting.wire.routes import MASTER_ID, TopicQueues, TopicRoute, Version, encode_route
 from martlet_remoting.wire.unsupported import unsupported_text
 
-__all__ = ["REQUESTS", "SAVED", "answer", "answer_when_saved"]
+__all__ = ["REQUESTS", "SAVED", "answer", "answer_when_saved", "refusal"]
 
 log = logging.getLogger("martlet.nameserver")
 
@@ -32,6 +32,7 @@ _CODES: Final = {
     Reason.NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
     Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
     Reason.NO_PERMISSION: ResponseCode.NO_PERMISSION,
+    Reason.UNAVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
 
 
@@ -48,7 +49,7 @@ def answer(server: NameServer, connection: object, command: Command) -> Steps[Fr
         found = handle(server, connection, command)
         return found if isinstance(found, bytes) else (yield from found)
     except (MartletError, OSError) as error:
-        return _refusal(command, error)
+        return refusal(command, error)
 
 
 async def answer_when_saved(server: NameServer, command: Command) -> bytes:
@@ -57,12 +58,12 @@ async def answer_when_saved(server: NameServer, command: Command) -> bytes:
     try:
         await SAVED[command.code](server, command)
     except (MartletError, OSError) as error:
-        return _refusal(command, error)
+        return refusal(command, error)
     return _reply(command)
 
 
-def _refusal(command: Command, error: MartletError | OSError) -> bytes:
-    """Return the answer for a body that cannot be read or a disk that cannot be written."""
+def refusal(command: Command, error: MartletError | OSError) -> bytes:
+    """Return the answer for *error*: a refusal, a body that cannot be read, or a disk that cannot be written."""
     code = _CODES.get(error.reason) if isinstance(error, Refused) else None
     return encode_response(command.opaque, code or ResponseCode.SYSTEM_ERROR, remark=str(error))
 
@@ -151,11 +152,7 @@ def _route(server: NameServer, connection: object, command: Command) -> bytes:
     topic = command.text("topic")
     route = server.table.route(topic) or server.planned_route(topic, connection)
     if route is None:
-        raise Refused(
-            Reason.NO_TOPIC,
-            f"No topic route info in name server for the topic: {topic}; "
-            "create the topic, or check that its broker is registered here",
-        )
+        raise server.no_route(topic)
     server.clients.add(connection)
     if server.switches["orderMessageEnable"]:
         route = replace(route, order=server.kv.get(ORDER_TOPICS, topic))

@@ -64,6 +64,8 @@ class NameServer:
         # Function that returns the queues of a topic that the broker in this process will create at the first heartbeat
         # of the topic's group; None if the broker will not create it.
         self.planned: Callable[[str], TopicQueues | None] = lambda topic: None
+        # Whether somebody may be refused the route of a topic that exists.
+        self.has_rules: Callable[[], bool] = lambda: False
         # Connections that got a route. An unknown name from other connections, such as tools that ask for lists, is
         # rather mistyped than new.
         self.clients: set[object] = set()
@@ -72,6 +74,13 @@ class NameServer:
 
     def now(self) -> float:
         return trio.current_time()
+
+    def no_route(self, topic: str) -> Refused:
+        """Return the refusal to tell the route of *topic*, whether or not it exists."""
+        text = f"No topic route info in name server for the topic: {topic}; create the topic"
+        if self.has_rules():
+            return Refused(Reason.NO_TOPIC, f"{text}, check that its broker is registered here, or that you may use it")
+        return Refused(Reason.NO_TOPIC, f"{text}, or check that its broker is registered here")
 
     def planned_route(self, topic: str, connection: object) -> TopicRoute | None:
         """Return the route of *topic*, which does not exist yet, for a consumer whose heartbeat will create it.
