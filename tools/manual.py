@@ -231,7 +231,7 @@ PLUGIN_CHAPTERS: Final = (
             "AccessPolicy",
         ),
     ),
-    Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer")),
+    Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer", "Pace")),
     Chapter("Configuration", "martlet.config", ("Settings", "setting", "fill")),
     Chapter("Time", "martlet.runtime.clock", ("Clock",)),
     Chapter("Addresses", "martlet.net.addresses", ("split_address",)),

@@ -157,6 +157,12 @@ class Toy:
             if toy is not self:
                 toy.peer.wake()
 
+    def do_pause(self, seconds: str) -> None:
+        self.peer.pace().slow_reading(trio.current_time() + float(seconds))
+
+    def do_rest(self, seconds: str) -> None:
+        self.peer.pace().slow_delivery(trio.current_time() + float(seconds))
+
     def do_slowly(self, text: str) -> None:
         self.peer.start(self.world.work, self, text)
 

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from martlet.contracts import Buffer
 from martlet.errors import Reason, Refused, StoreFailed
+from martlet.net.pace import Paces
 from martlet.net.peer import TRANSITIONS, PeerState, ServerPeer, Shared
 from martlet.net.pending import DELIVERY_TRANSITIONS, DeliveryState, PendingWork, set_delivery
 from martlet.net.rounds import Rounds
@@ -45,7 +46,8 @@ def test_states_only_grow_and_every_peer_ends() -> None:
 async def open_peer(pending: PendingWork[ServerPeer] | None = None) -> AsyncGenerator[ServerPeer]:
     """A peer that no server reads from."""
     async with trio.open_nursery() as nursery:
-        shared = Shared(pending or PendingWork(), ServerConfig(), nursery)
+        pending = pending or PendingWork()
+        shared = Shared(pending, ServerConfig(), nursery, Paces(pending))
         yield ServerPeer(World().protocol(), MemoryLink().far, "peer", bytes(8), shared)
         nursery.cancel_scope.cancel()
 
@@ -205,7 +207,7 @@ async def test_output_that_waits_is_not_copied_and_counts_until_all_of_a_piece_i
     pending, link = PendingWork[ServerPeer](), MemoryLink(Conditions(capacity_bytes=1000))
     page, payload = memoryview(bytes(100_000)), b"x" * 100_000
     async with trio.open_nursery() as nursery:
-        shared = Shared(pending, ServerConfig(), nursery)
+        shared = Shared(pending, ServerConfig(), nursery, Paces(pending))
         peer = ServerPeer(World().protocol(), link.far, "peer", bytes(8), shared)
         peer.send(b"head", payload, page[:50_000], page[:49_999])
         Rounds(shared.config, None, pending).queue_output(peer)

@@ -21,6 +21,7 @@ from martlet.store.disk.files import Disk
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
 from martlet.testing.disk import FakeDisk
+from martlet.testing.peers import RecordingPace
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.handlers.context import RemotingState
@@ -79,6 +80,10 @@ class FakePeer:
         self.holds_commit = False  # until what this round appends is durable
         self.woken = False
         self.closed_with: str | None = None
+        self.paced = RecordingPace()
+
+    def pace(self) -> RecordingPace:
+        return self.paced
 
     def login_origin(self, client_id: str = "") -> LoginOrigin:
         return LoginOrigin(self.address.rpartition(":")[0], "remoting", client_id=client_id)

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from martlet.broker import Broker
-from martlet.contracts import Buffer, Identity, LoginOrigin
+from martlet.contracts import Buffer, Identity, LoginOrigin, Pace
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.handler import NameServerHandler
 from martlet_remoting.nameserver.plugin import NameServerPlugin
@@ -45,6 +45,9 @@ class ServerPeer:
 
     def hold_until(self, position: int) -> None:
         raise AssertionError("a name server has no log to wait for")
+
+    def pace(self) -> Pace:
+        raise AssertionError("a name server has no quotas")
 
     def wake(self) -> None:
         raise AssertionError("a name server sends nothing by itself")

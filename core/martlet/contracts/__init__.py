@@ -39,6 +39,7 @@ from martlet.contracts.access_control import (
 )
 from martlet.contracts.messages import Compile, Router, Stage
 from martlet.contracts.protocol import Connection, Handler, Peer, Protocol, Traffic, WebSocket
+from martlet.contracts.quotas import Pace
 from martlet.contracts.services import Service, Subcommand
 from martlet.contracts.timers import PendingTimer, Timers
 from martlet.contracts.transactions import (
@@ -93,6 +94,7 @@ __all__ = [
     "Mechanism",
     "Network",
     "Nobody",
+    "Pace",
     "Password",
     "PasswordCheck",
     "Peer",

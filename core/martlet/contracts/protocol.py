@@ -13,6 +13,7 @@ from typing import Protocol as TypingProtocol
 from msgspec import Struct, field
 
 from martlet.contracts.access import Identity, LoginOrigin
+from martlet.contracts.quotas import Pace
 from martlet.errors import Refused
 from martlet.records.layout import Buffer
 
@@ -108,6 +109,10 @@ class Peer(TypingProtocol):
           Refused: the port has no certificate (Reason.NOT_SUPPORTED; none is made for this), or the connection uses
             TLS or WebSocket already.
         """
+        ...
+
+    def pace(self) -> Pace:
+        """Return how fast the server serves this peer, to slow it down."""
         ...
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:

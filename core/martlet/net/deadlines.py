@@ -30,7 +30,7 @@ class Deadlines:
 
     def watch(self, peer: ServerPeer) -> None:
         """Watch the deadline of *peer*, if it is earlier than the one already watched."""
-        if peer.state < CLOSING and self._alarms.ring_by(peer, peer.connection.deadline()):
+        if peer.state < CLOSING and self._alarms.ring_by(peer, peer.deadline):
             self._changed.set()
 
     def forget(self, peer: ServerPeer) -> None:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from martlet.contracts import ANONYMOUS, Buffer, Connection, Handler, LoginOrigin, Protocol
 from martlet.errors import Reason, Refused
 from martlet.net.output import Answers, Output
+from martlet.net.pace import Paces, PeerPace
 from martlet.net.pending import IDLE, QUEUED, PendingWork
 from martlet.net.slow_requests import SlowRequests
 from martlet.net.transports import Transport
@@ -102,6 +103,7 @@ class Shared(Struct, frozen=True, eq=False):
     pending: "PendingWork[ServerPeer]"
     config: ServerConfig
     nursery: trio.Nursery
+    paces: Paces
     introduced: "Callable[[ServerPeer, str], None]" = _do_nothing
     blocked: "Callable[[ServerPeer], None]" = _do_nothing
     lost: "Callable[[ServerPeer], None]" = _do_nothing
@@ -122,6 +124,7 @@ class ServerPeer:
         "host",
         "identity",
         "output",
+        "own_pace",
         "protocol",
         "reason",
         "shared",
@@ -154,6 +157,7 @@ class ServerPeer:
         self.answers: Answers | None = None  # of this round; `PendingWork.touched` has the peer while it is set
         self.output = Output(shared.pending, blocked=self.undecided)
         self.slow_requests: SlowRequests | None = None  # once one was started
+        self.own_pace: PeerPace | None = None  # set by `pace`, if its client has quotas
         self.connection: Connection = protocol.connect(trio.current_time())
         self.handler: Handler = protocol.handle(self, self.connection)
 
@@ -162,6 +166,8 @@ class ServerPeer:
         self.state = state
         if state >= CLOSING:
             self.stops = True
+            if self.own_pace is not None:
+                self.own_pace.end()
 
     # what handlers call
 
@@ -222,10 +228,29 @@ class ServerPeer:
         self.stops = True
         self.send(self.output.begin_border(drops_rest=self.state is not OPEN))
 
+    def pace(self) -> PeerPace:
+        if self.own_pace is None:
+            self.own_pace = PeerPace(self, self.shared.paces, has_ended=self.state >= CLOSING)
+        return self.own_pace
+
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         if self.slow_requests is None:
             self.slow_requests = SlowRequests(self.shared.config.peer_tasks_max)
         self.slow_requests.start(self, self.shared.nursery, work, args)
+
+    # its pace
+
+    @property
+    def deadline(self) -> float:
+        """The connection's deadline, later by the time for which the server has not read from it."""
+        deadline = self.connection.deadline()
+        return deadline if self.own_pace is None else self.own_pace.excuse(deadline)
+
+    async def wait_pace(self) -> None:
+        """Return when the server may read from the peer again."""
+        if self.own_pace is not None:
+            await self.own_pace.wait_reading(self.connection.deadline)
+        self.stops = self.state >= CLOSING or self.upgrade is not None
 
     # output
 

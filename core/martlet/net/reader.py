@@ -1,7 +1,7 @@
 """Reads from connections: decodes bytes to events, passes events to the handler, and ends the round.
 
 While a client does not read its answers, the server stops reading its requests, so that its unsent output stays
-near `ServerConfig.unsent_bytes_max`.
+near `ServerConfig.unsent_bytes_max`. It also pauses if a quota of the client is used up (`pace.py`).
 """
 
 import logging
@@ -19,6 +19,7 @@ from martlet.net.event_pump import EventPump, PumpReading
 from martlet.net.incomplete import IncompleteRequests
 from martlet.net.openings import Authenticate, Openings
 from martlet.net.origins import origin_of
+from martlet.net.pace import RECEIVE_BYTES
 from martlet.net.peer import CLOSING, LOST, ServerPeer
 from martlet.net.read_turns import ReadTurns
 from martlet.net.rounds import Rounds
@@ -30,7 +31,6 @@ __all__ = ["SocketReader"]
 
 log = logging.getLogger("martlet.server")
 
-RECEIVE_BYTES: Final = 262144
 # Events of one peer that are handled in one turn of the event loop. An event of MQTT takes from 12 us for a ping to 100
 # us for a message outside a run, and one read can bring 131,072 pings.
 EVENTS_A_TURN: Final = 96
@@ -152,7 +152,7 @@ class SocketReader:
         while peer.state < CLOSING:
             await peer.transport.wait_readable()
             await self._wait_turn(peer)
-            data = peer.transport.receive(RECEIVE_BYTES)
+            data = peer.transport.receive(_receive_bytes(peer))
             if data is None:
                 if peer.transport.pending():
                     peer.drain()
@@ -174,7 +174,7 @@ class SocketReader:
         while True:
             await peer.transport.wait_readable()
             await self._wait_turn(peer)
-            data = peer.transport.receive(RECEIVE_BYTES)
+            data = peer.transport.receive(_receive_bytes(peer))
             if data is not None:
                 return data
             if peer.transport.pending():
@@ -210,7 +210,7 @@ class SocketReader:
         peer = reading.peer
         reading.in_round = True
         try:
-            data = peer.transport.receive(RECEIVE_BYTES)
+            data = peer.transport.receive(_receive_bytes(peer))
             if data is None:
                 return
             if not data or peer.state >= CLOSING:
@@ -269,7 +269,7 @@ class SocketReader:
     def _handle(self, peer: ServerPeer, events: Iterator[Any]) -> Awaitable[None] | bool:
         """Handle *events*; return True if all were handled, or else what must be awaited before the next one.
 
-        That is the rest of a request, or False for room in the output, TLS, or the turn of others.
+        That is the rest of a request, or False for room in the output, TLS, a pause, or the turn of others.
         """
         handle, events_left = peer.handler.handle, EVENTS_A_TURN
         for event in events:
@@ -300,6 +300,9 @@ class SocketReader:
                 elif peer.upgrade is not None:
                     await self._upgrade(peer, events)
                     return
+                elif peer.own_pace is not None and peer.own_pace.read_at:
+                    self.incomplete.forget(peer)  # the server makes the rest of its request wait
+                    await peer.wait_pace()
                 elif peer.over:
                     self._note_incomplete(peer, received, now)
                     await self._wait_room(peer)
@@ -307,7 +310,7 @@ class SocketReader:
                     await self._work.wait()
                 if peer.state >= CLOSING:
                     return
-                if peer.upgrade is not None:
+                if peer.upgrade is not None or (peer.own_pace is not None and peer.own_pace.read_at):
                     continue
                 self._rounds.begin()
                 try:
@@ -377,7 +380,7 @@ class SocketReader:
             return
         self._rounds.begin()
         try:
-            if self._read_received(peer) and peer.connection.deadline() <= now:
+            if self._read_received(peer) and peer.deadline <= now:
                 peer.connection.handle_timeout(now)
                 for event in peer.connection.events():
                     if peer.handler.handle(event) is not None:
@@ -407,3 +410,8 @@ class SocketReader:
                 self._read_in_round(reading)
                 return not reading.attended and peer.state < CLOSING
         return True
+
+
+def _receive_bytes(peer: ServerPeer) -> int:
+    """Return how much to read from *peer* at once."""
+    return RECEIVE_BYTES if peer.own_pace is None else peer.own_pace.receive_bytes

@@ -190,14 +190,16 @@ class Rounds:
             self._spent_s += self._clock() - began_s
 
     def _collect_woken(self, woken: deque[ServerPeer], limit_s: float) -> None:
-        """Call `Handler.collect` of *woken* peers, a limited number at a time; peers without room wait for it."""
+        """Call `Handler.collect` of *woken* peers, a limited number at a time; slowed peers and those without room
+        wait.
+        """
         count, collected = min(COLLECTS_A_ROUND, len(woken)), 0
         end_s = self._clock() + limit_s if count > 1 else 0.0
         for left in reversed(range(count)):
             peer = woken.popleft()
             if peer.state >= CLOSING:
                 set_delivery(peer, IDLE)
-            elif peer.output.draining or peer.over:
+            elif peer.output.draining or peer.over or (peer.own_pace is not None and peer.own_pace.holds):
                 self._pending.defer(peer)
             else:
                 size_before = peer.answers.size if peer.answers is not None else 0

@@ -22,6 +22,7 @@ from martlet.net.event_pump import PumpReading
 from martlet.net.lingering import LingeringSockets
 from martlet.net.openings import Authenticate
 from martlet.net.origins import Origins, origin_of
+from martlet.net.pace import Paces
 from martlet.net.peer import CLOSED, CLOSING, FAREWELL_S, READ_ENDED, ServerPeer, Shared
 from martlet.net.pending import PendingWork
 from martlet.net.read_turns import ENDS_A_TURN, ReadTurns
@@ -72,6 +73,7 @@ class Server:
         self._rounds = Rounds(config, store, self.pending, clock)
         self._reader = SocketReader(config, self._rounds, self._complaints, authenticate, turns or Turns())
         self._end_turns = ReadTurns(ENDS_A_TURN)  # thousands may end at the same moment
+        self._paces = Paces(self.pending)
         self._lingering = LingeringSockets()
         self._accepted = 0
         self._turned_away = 0
@@ -125,6 +127,7 @@ class Server:
                     self.pending,
                     self.config,
                     nursery,
+                    self._paces,
                     introduced=self._log_introduced,
                     blocked=self._reader.openings.watch,
                     lost=self._reader.cancel_rest,
@@ -136,6 +139,7 @@ class Server:
                 nursery.start_soon(self._end_turns.run)
                 nursery.start_soon(self._rounds.run)
                 nursery.start_soon(self._reader.deadlines.run)
+                nursery.start_soon(self._paces.run)
                 for protocol, listeners in bound:
                     for listener in listeners:
                         nursery.start_soon(self._accept, protocol, listener)

@@ -28,7 +28,16 @@ from martlet.settings import BrokerConfig, DeliveryConfig, ServerConfig
 from martlet.state import Projection
 from martlet.store import Disk, RealDisk, Store, StoreConfig
 
-__all__ = ["MemoryPeer", "MemoryWire", "RecordingPeer", "Serving", "check_connection", "memory_transport", "serving"]
+__all__ = [
+    "MemoryPeer",
+    "MemoryWire",
+    "RecordingPace",
+    "RecordingPeer",
+    "Serving",
+    "check_connection",
+    "memory_transport",
+    "serving",
+]
 
 PIPE_BYTES: Final = 65536
 RANDOM_CUTTINGS: Final = 50
@@ -198,6 +207,24 @@ def memory_transport(capacity: int = PIPE_BYTES) -> tuple[MemoryPeer, MemoryWire
     return MemoryPeer(down, up), MemoryWire(up, down)
 
 
+class RecordingPace(Struct):
+    """A `martlet.contracts.Pace` that records until when a peer was slowed; call ``tells`` to end the connection."""
+
+    receive_bytes: int = 1 << 18
+    read_at: float = 0.0
+    deliver_at: float = 0.0
+    tells: list[Callable[[], None]] = field(default_factory=list)
+
+    def slow_reading(self, until: float) -> None:
+        self.read_at = max(self.read_at, until)
+
+    def slow_delivery(self, until: float) -> None:
+        self.deliver_at = max(self.deliver_at, until)
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        self.tells.append(tell)
+
+
 class RecordingPeer(Struct, dict=True):
     """A `Peer` without a connection, which records a handler's calls."""
 
@@ -212,6 +239,10 @@ class RecordingPeer(Struct, dict=True):
     room: bool = True
     started: list[tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]] = field(default_factory=list)
     client: str = ""
+    paced: RecordingPace = field(default_factory=RecordingPace)
+
+    def pace(self) -> RecordingPace:
+        return self.paced
 
     def login_origin(self, client_id: str = "") -> LoginOrigin:
         return LoginOrigin(self.address.rpartition(":")[0], "memory", client_id=client_id)
