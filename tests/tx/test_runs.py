@@ -5,6 +5,7 @@ from typing import final
 
 import pytest
 from tests.remoting.conftest import send_ext
+from tests.remoting.signing import sign, tell
 from tests.tx.talk import TOPIC, Sellers, op_bodies, sellers
 
 from martlet.contracts import Router, Stage
@@ -131,6 +132,29 @@ async def test_transactions_that_end_in_one_read_end_as_each_alone_with_one_op_r
         assert op_bodies(found) == ([b"0,1,4,7", b"5", b"8"] if in_runs else [b"0", b"1", b"4", b"5", b"7", b"8"])
     assert outcomes[0] == outcomes[1]
     assert outcomes[0] == (sorted(["U0", "U4", "U5", "U7", "U8", "U21", "U31"]), [2, 3, 6, 9, 10], 5, 1)
+
+
+def signed(user: str, frame: bytes, secret: bytes | None = None) -> bytes:
+    command = decode_frame(frame)
+    ext = sign(user, command.ext, command.body, secret)
+    return encode_command(Command(command.code, ext, command.body, command.opaque, command.flag))
+
+
+async def test_signed_ends_of_one_read_end_together_and_wrong_ones_end_nothing() -> None:
+    found = await sellers()
+    found.broker.authentication.authenticators = (tell,)
+    producer = Producer(found)
+    found.broker.authorizers = (lambda identity, action, name: identity.name == "ann",)
+    sent = list((await producer.read(*[signed("ann", half(number)) for number in range(7)])).values())
+    assert [answer.code for answer in sent] == [0] * 7
+    ends = [signed("ann", end(number, each)) for number, each in enumerate(sent)]
+    ends[2] = signed("ann", end(2, sent[2]), b"guess")
+    ends[4] = signed("bob", end(4, sent[4]))
+    ends[5] = end(5, sent[5])
+    assert await producer.read(*ends) == {}
+    assert op_bodies(found) == [b"0,1", b"3", b"6"]
+    assert (found.stored(), found.pending()) == (["U0", "U1", "U3", "U6"], [2, 4, 5])
+    assert found.broker.authentication.refused == 1
 
 
 async def test_what_is_committed_together_is_stored_as_rocketmq_does() -> None:

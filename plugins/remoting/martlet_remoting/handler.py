@@ -10,6 +10,7 @@ from typing import Final, final
 
 import trio
 
+from martlet.access import Gate
 from martlet.access.signers import SLICE_BYTES
 from martlet.contracts import Buffer, Peer
 from martlet.errors import MartletError, NotReady, Refused
@@ -77,8 +78,9 @@ BESIDE: Final = frozenset(
 
 # The time for which a request waits for a rebuild: longer than most rebuilds, shorter than clients' timeouts.
 READY_WAIT_S: Final = 5.0
-# The types of a frame, as a constant: `isinstance(frame, bytes | list)` would make the union at each call.
+# The types of a frame and of a run, as constants: `isinstance(frame, bytes | list)` would make the union at each call.
 FRAMES: Final = (bytes, list)
+RUNS: Final = (SendRun, AckRun)
 # Requests in runs after which other connections have their turn: a request takes 4 to 12 us, and one read can have
 # 2,000. With this limit a turn of the event loop takes 3 to 6 ms.
 REQUESTS_A_TURN: Final = 512
@@ -92,28 +94,29 @@ class RemotingHandler:
 
     def __init__(self, state: RemotingState, peer: Peer, connection: RemotingConnection, *, fast: bool = False) -> None:
         self.context = RequestContext(state, peer, fast=fast)
-        authentication = state.broker.authentication
         # None without authenticators: then signatures are not looked at.
-        self._signers = Signers(authentication, peer.login_origin()) if authentication.authenticators else None
+        self._signers = Signers(state.broker, self.context) if state.broker.authentication.authenticators else None
         self._table = FAST_TABLE if fast else TABLE
         self._taken = 0  # requests in runs since other connections had their turn
         connection.waiting = self.context
-        # A signature covers fields that runs do not read.
-        connection.takes_runs = self._signers is None
+        connection.takes_runs = True
+        connection.signers = self._signers
         state.contexts[self.context] = None
 
     def handle(self, event: Command | SendRun | AckRun) -> Awaitable[None] | None:
         """Handle a request, or an answer to the broker's own; return an awaitable that finishes a long request."""
         context = self.context
-        if isinstance(event, SendRun):
+        if isinstance(event, RUNS):
+            signer = event.signer
+            gate = context.own_gate or context.connection_gate() if signer is None else context.gate_of(signer.identity)
+            if isinstance(event, AckRun):
+                event.taken = acks.ack_run(context, gate, event.acks)
+                return self._give_turn_after(len(event))
             if event.sends:
-                event.taken = send.send_run(context, context.own_gate or context.connection_gate(), event.sends)
+                event.taken = send.send_run(context, gate, event.sends)
                 context.state.counters.requests += event.taken
             if event.ends:
-                self._end_run(event)
-            return self._give_turn_after(len(event))
-        if isinstance(event, AckRun):
-            event.taken = acks.ack_run(context, event.acks)
+                self._end_run(event, gate)
             return self._give_turn_after(len(event))
         flag, signers = event.flag, self._signers
         if flag & FLAG_RESPONSE:
@@ -166,9 +169,11 @@ class RemotingHandler:
         self._taken = 0
         return self.context.state.broker.turns.wait()
 
-    def _end_run(self, run: SendRun) -> None:
+    def _end_run(self, run: SendRun, gate: Gate) -> None:
         """End transactions together, then unusual ones one by one; no client waits for the answers."""
-        for command in transactions.end_run(self.context, [head for head, _ in run.taken_ends()]):
+        for command in transactions.end_run(self.context, gate, [head for head, _ in run.taken_ends()]):
+            if run.signer is not None:
+                command.identity = run.signer.identity
             finish = self.handle(command)
             if finish is not None:
                 self.context.peer.start(self._finish_beside, finish)

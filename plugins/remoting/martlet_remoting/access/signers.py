@@ -1,12 +1,26 @@
 """Verifies the signed requests of one connection."""
 
-from typing import Final, final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, final
 
-from martlet.access import Authentication, Signer
-from martlet.contracts import AccessKey, Identity, LoginOrigin, SignedRequest
+from msgspec.structs import astuple
+
+from martlet.access import Signer
+from martlet.broker import Broker
+from martlet.contracts import AccessKey, Identity, SignedRequest
+from martlet.errors import RemoteProtocolError
 from martlet.runtime.steps import Steps
+from martlet_remoting.access.gates import ConnectionGates
+from martlet_remoting.wire.headers import decode_envelope
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.signatures import ACCESS_KEY, SIGNATURE, TOKEN, signed_contents
+from martlet_remoting.wire.runs import RunSigner
+from martlet_remoting.wire.signatures import (
+    ACCESS_KEY,
+    SIGNATURE,
+    TOKEN,
+    TOKEN_PLACE,
+    signed_contents,
+)
 
 __all__ = ["Signers"]
 
@@ -19,12 +33,14 @@ KEY_CHARS_MAX: Final = 4096  # of a remembered key and its token
 class Signers:
     """The signers of one connection; keeps the secrets of keys that have signed, until the credentials change."""
 
-    __slots__ = ("_authentication", "_generation", "_origin", "_proved")
+    __slots__ = ("_authentication", "_clock", "_expires_ms", "_gates", "_generation", "_proved")
 
-    def __init__(self, authentication: Authentication, origin: LoginOrigin) -> None:
-        self._authentication = authentication
-        self._origin = origin
-        self._generation = authentication.generation
+    def __init__(self, broker: Broker, gates: ConnectionGates) -> None:
+        self._authentication = broker.authentication
+        self._clock = broker.clock
+        self._gates = gates
+        self._generation = self._authentication.generation
+        self._expires_ms = 0  # the first end of a proof; 0 for none
         self._proved: dict[tuple[str, str], Signer] = {}  # by access key and token
 
     def authenticate(self, command: Command) -> Identity:
@@ -41,7 +57,7 @@ class Signers:
         for content in contents:
             if signer.has_signed(content + command.body, signature):
                 return self._keep(key, signer)
-        raise self._authentication.count_wrong_signature(key.access_key, self._origin)
+        raise self._authentication.count_wrong_signature(key.access_key, self._gates.peer.login_origin())
 
     def authenticate_in_slices(self, command: Command) -> Steps[Identity]:
         """As `authenticate`, for a command with a long body."""
@@ -53,14 +69,79 @@ class Signers:
         for content in contents:
             if (yield from signer.has_signed_in_slices((content, command.body), signature)):
                 return self._keep(key, signer)
-        raise self._authentication.count_wrong_signature(key.access_key, self._origin)
+        raise self._authentication.count_wrong_signature(key.access_key, self._gates.peer.login_origin())
+
+    # runs
+
+    def begin_run(self) -> bool:
+        """Return whether unsigned requests may be in a run: whether it is known who they are from."""
+        self._forget_old()
+        return self._gates.own_gate is not None
+
+    def is_current(self, signer: RunSigner | None) -> bool:
+        """Return whether requests of *signer* may still be handled as a run."""
+        if signer is None:
+            return self._gates.own_gate is not None
+        self._forget_old()
+        return signer in self._proved.values()
+
+    def signer_of(self, decode: Callable[[bytes], Any], header: bytes, body: bytes) -> Signer | None:
+        """Return who signed a request with an access key and a JSON header, which *decode* decodes.
+
+        None if the signature is wrong or unusual, or the first by its key: `authenticate` finds out.
+        """
+        try:
+            values: tuple[str, ...] = astuple(decode(header).extFields)
+        except (ValueError, RecursionError):
+            return self._signer_of_unusual(header, body)
+        token, signature = values[TOKEN_PLACE], values[-1]
+        signer = self._proved.get((values[0], token))
+        if signer is None:
+            return None
+        if signer.has_signed("".join(values[:-1]).encode() + body, signature):
+            return signer
+        if not token:
+            return None
+        content = "".join(values[:TOKEN_PLACE] + values[TOKEN_PLACE + 1 : -1]).encode() + body
+        return signer if signer.has_signed(content, signature) else None
+
+    def _signer_of_unusual(self, header: bytes, body: bytes) -> Signer | None:
+        try:
+            envelope = decode_envelope(header)
+            ext = Command(envelope.code, raw=envelope.fields).ext
+        except (ValueError, RecursionError, RemoteProtocolError):
+            return None
+        return self.signer_of_fields(ext, envelope.version, body)
+
+    def signer_of_fields(self, ext: Mapping[str, object], version: int, body: bytes) -> Signer | None:
+        """As `signer_of`, for the fields of a binary header."""
+        command = Command(0, ext, body, version=version)
+        signer = self._proved.get((command.text(ACCESS_KEY, ""), command.text(TOKEN, "")))
+        if signer is None:
+            return None
+        signature = command.text(SIGNATURE, "")
+        for content in signed_contents(command):
+            if signer.has_signed(content + body, signature):
+                return signer
+        return None
+
+    def _forget_old(self) -> None:
+        """Forget all signers if the credentials have changed, or if an identity has expired."""
+        generation = self._authentication.generation
+        if generation != self._generation or (self._expires_ms and self._clock.now_ms() >= self._expires_ms):
+            self._generation, self._expires_ms = generation, 0
+            self._proved.clear()
 
     def _find(self, key: AccessKey) -> Signer | None:
-        if self._generation != self._authentication.generation:
-            self._generation = self._authentication.generation
-            self._proved.clear()
+        self._forget_old()
         signer = self._proved.get((key.access_key, key.token))
-        return signer if signer is not None else self._authentication.find_signer(key, self._origin)
+        if signer is not None:
+            return signer
+        origin = self._gates.peer.login_origin()
+        signer = self._authentication.find_signer(key, origin)
+        if signer is not None and 0 < signer.identity.expires_ms <= self._clock.now_ms():
+            raise self._authentication.count_wrong_signature(key.access_key, origin)
+        return signer
 
     def _keep(self, key: AccessKey, signer: Signer) -> Identity:
         """Keep *signer*, whose signature was right: nobody without a key can make a connection remember anything."""
@@ -69,6 +150,8 @@ class Signers:
             if len(proved) >= KEYS_MAX:
                 proved.clear()
             proved[name] = signer
+            if expires_ms := signer.identity.expires_ms:
+                self._expires_ms = min(self._expires_ms or expires_ms, expires_ms)
         return signer.identity
 
     def _ask(self, command: Command, key: AccessKey, contents: list[bytes]) -> Identity:
@@ -76,7 +159,7 @@ class Signers:
         content, *without_token = (content + command.body for content in contents)
         signature = command.text(SIGNATURE, "")
         signed = SignedRequest(key.access_key, signature, content, key.token, b"".join(without_token))
-        return self._authentication.authenticate(signed, self._origin)
+        return self._authentication.authenticate(signed, self._gates.peer.login_origin())
 
 
 def _key_of(command: Command) -> AccessKey:

@@ -51,12 +51,12 @@ def ack_message(context: RequestContext, command: Command) -> bytes:
     return encode_response(command.opaque, ResponseCode.SUCCESS, remark=STALE)
 
 
-def ack_run(context: RequestContext, acks: Sequence[Ack]) -> int:
-    """Settle messages together; return the number of answered requests, counted from the first.
+def ack_run(context: RequestContext, gate: Gate, acks: Sequence[Ack]) -> int:
+    """Settle messages together through *gate*; return the number of answered requests, counted from the first.
 
     The next request must be refused, or wants no answer.
     """
-    gate, template = context.connection_gate(), context.state.templates.acknowledged
+    template = context.state.templates.acknowledged
     answers: list[bytes] = []
     has_settled = False
     while len(answers) < len(acks):

@@ -41,8 +41,8 @@ def _transactions(broker: Broker) -> Transactions:
     return found
 
 
-def end_run(context: RequestContext, heads: Sequence[EndHead]) -> list[Command]:
-    """End the transactions of *heads* together; return the requests that `end_transaction` must handle, which are few.
+def end_run(context: RequestContext, gate: Gate, heads: Sequence[EndHead]) -> list[Command]:
+    """End the transactions of *heads* together; return the few requests that `end_transaction` must handle.
 
     The returned requests want an answer, do not fit their half messages, or have half messages that are not in memory.
     """
@@ -58,7 +58,7 @@ def end_run(context: RequestContext, heads: Sequence[EndHead]) -> list[Command]:
             ends.append((half, head.fields.decision == COMMIT))
             usual.append(head)
     if ends:
-        left = context.connection_gate().transactions.end_together(ends)
+        left = gate.transactions.end_together(ends)
         context.state.counters.requests += len(ends) - len(left)
         other_heads += [usual[place] for place in left]
     return [_command(head) for head in other_heads]

@@ -26,12 +26,11 @@ class NameServerHandler:
     __slots__ = ("_gates", "_peer", "_server", "_signers")
 
     def __init__(self, server: NameServer, broker: Broker, peer: Peer) -> None:
-        authentication = broker.authentication
         self._server = server
         self._peer = peer
         self._gates = ConnectionGates(broker, peer)
         # None without authenticators: then signatures are not looked at.
-        self._signers = Signers(authentication, peer.login_origin()) if authentication.authenticators else None
+        self._signers = Signers(broker, self._gates) if broker.authentication.authenticators else None
 
     def handle(self, event: Command) -> Awaitable[None] | None:
         """Answer a request; ignore answers, as the name server sends no requests."""

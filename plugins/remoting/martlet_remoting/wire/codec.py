@@ -12,7 +12,7 @@ no dictionary and no escaping.
 from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
 from struct import error as struct_error
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import orjson
 from msgspec import ValidationError
@@ -38,7 +38,8 @@ from martlet_remoting.wire.headers import (
     send_head_of,
 )
 from martlet_remoting.wire.packets import NO_EXT, Command, ext_text
-from martlet_remoting.wire.runs import Ack, AckRun, End, Send, SendRun
+from martlet_remoting.wire.runs import Ack, AckRun, End, RunSigner, RunSigners, Send, SendRun
+from martlet_remoting.wire.signatures import signed_ack, signed_end, signed_send
 
 __all__ = [
     "FRAME_BYTES_MAX",
@@ -107,6 +108,9 @@ CUT_CODES: Final = {
     code & 0xFFFF: code
     for code in (*range(RequestCode.POP_MESSAGE, RequestCode.POLLING_INFO + 1), RequestCode.BATCH_ACK_MESSAGE)
 }
+
+# The fields and the version of a binary header.
+BinaryFields: TypeAlias = tuple[dict[str, object], int]
 
 _LENGTH: Final = Struct(">i")
 _LENGTHS: Final = Struct(">iI")
@@ -213,19 +217,22 @@ class FrameBuffer:
         except RemoteProtocolError as error:
             raise self._record_error(error) from error.__cause__
 
-    def next_run(self) -> SendRun | AckRun | None:
+    def next_run(self, signers: RunSigners | None = None) -> SendRun | AckRun | None:
         """Return the next sends and ends of transactions, or acknowledgements of popped messages.
 
-        The run ends before the first request that is of another kind, incomplete, large or unusual; None if that is the
-        next request. The requests stay in the buffer until `skip_to` or `next_command` removes them.
+        The run ends before the first request that is of another kind, incomplete, large or unusual, or has another
+        signer; None if that is the next request. The requests stay in the buffer until `skip_to` or `next_command`
+        removes them. Without *signers* signatures are ignored.
         """
         data, start = self._data, self._position
         if not data.startswith(RUN_BEGINNINGS, start + PREFIX_BYTES):
             return None
         if data.startswith(ACK_BEGINNING, start + PREFIX_BYTES):
-            return self._next_acks()
+            return self._next_acks(signers)
         sends: list[Send] = []
         ends: list[End] = []
+        signer: RunSigner | None = None
+        takes_unsigned = signers is None or signers.begin_run()
         available, header_bytes_max = len(data), self.header_bytes_max
         frame_bytes_max = self._run_frame_bytes_max
         while available - start > PREFIX_BYTES and len(sends) + len(ends) < SENDS_MAX:
@@ -235,40 +242,63 @@ class FrameBuffer:
             body_start = header_start + header_bytes
             if end > available or length > frame_bytes_max or body_start > end or header_bytes > header_bytes_max:
                 break
-            header = data[header_start:body_start]
+            header, body = data[header_start:body_start], data[body_start:end]
             head: SendHead | EndHead | None
+            binary: BinaryFields | None = None
             if marked != header_bytes:
-                head = _binary_head(header, marked >> 24)
+                head, binary = _binary_head(header, marked >> 24)
             elif header.startswith(SEND_BEGINNING):
                 head = send_head(header)
             else:
                 head = end_head(header) if header.startswith(END_BEGINNING) else None
-            if type(head) is SendHead and body_start != end:
-                sends.append((head, data[body_start:end], end))
+            if head is None or (not body and type(head) is SendHead):
+                break
+            if signers is not None:
+                if not head.fields.access_key:
+                    found = None
+                elif binary is None:
+                    found = signers.signer_of(signed_send if type(head) is SendHead else signed_end, header, body)
+                else:
+                    found = signers.signer_of_fields(*binary, body)
+                if found is None and (head.fields.access_key or not takes_unsigned):
+                    break
+                if found is not signer and start > self._position:
+                    break
+                signer = found
+            if type(head) is SendHead:
+                sends.append((head, body, end))
             elif type(head) is EndHead:
                 ends.append((head, end))
-            else:
-                break
             start = end
-        return SendRun(sends, ends, start) if start > self._position else None
+        return SendRun(sends, ends, start, signer) if start > self._position else None
 
-    def _next_acks(self) -> AckRun | None:
+    def _next_acks(self, signers: RunSigners | None) -> AckRun | None:
         acks: list[Ack] = []
+        signer: RunSigner | None = None
         data, start, header_bytes_max = self._data, self._position, self.header_bytes_max
         available = len(data)
         if available - start < ACKS_MIN * _LENGTH.unpack_from(data, start)[0]:
             return None
+        takes_unsigned = signers is None or signers.begin_run()
         while available - start >= PREFIX_BYTES and len(acks) < ACKS_MAX:
             length, header_bytes = _LENGTHS.unpack_from(data, start)
             header_start, end = start + PREFIX_BYTES, start + 4 + length
             if end > available or header_start + header_bytes != end or header_bytes > header_bytes_max:
                 break
-            head = ack_head(data[header_start:end]) if data.startswith(ACK_BEGINNING, header_start) else None
+            header = data[header_start:end]
+            head = ack_head(header) if header.startswith(ACK_BEGINNING) else None
             if head is None:
                 break
+            if signers is not None:
+                found = signers.signer_of(signed_ack, header, b"") if head.fields.access_key else None
+                if found is None and (head.fields.access_key or not takes_unsigned):
+                    break
+                if found is not signer and acks:
+                    break
+                signer = found
             acks.append((head, end))
             start = end
-        return AckRun(acks) if acks else None
+        return AckRun(acks, signer) if acks else None
 
     def skip_to(self, end: int) -> bool:
         """Remove the requests before *end*; return whether there are more bytes."""
@@ -423,18 +453,19 @@ def _decode_json(header: bytes, body: bytes) -> Command:
     return command
 
 
-def _binary_head(header: bytes, encoding: int) -> SendHead | EndHead | None:
-    """Decode a binary header of a send or an END_TRANSACTION; return None if it needs the general decoder.
+def _binary_head(header: bytes, encoding: int) -> tuple[SendHead | EndHead | None, BinaryFields | None]:
+    """Decode a binary header of a send or an END_TRANSACTION; no head is returned if it needs the general decoder.
 
     RocketMQ's benchmarks send such headers, and so do Java clients with rocketmq.serialize.type=ROCKETMQ.
     """
     if encoding != BINARY_HEADER or not header.startswith((BINARY_SEND, BINARY_END)):
-        return None
+        return None, None
     try:
-        code, _, _, opaque, flag, _, ext = _binary_parts(header)
+        code, _, version, opaque, flag, _, ext = _binary_parts(header)
     except RemoteProtocolError:
-        return None  # `next_command` raises it again
-    return (send_head_of if code == RequestCode.SEND_MESSAGE_V2 else end_head_of)(opaque, flag, ext)
+        return None, None  # `next_command` raises it again
+    read = send_head_of if code == RequestCode.SEND_MESSAGE_V2 else end_head_of
+    return read(opaque, flag, ext), (ext, version)
 
 
 def _decode_binary(header: bytes, body: bytes) -> Command:

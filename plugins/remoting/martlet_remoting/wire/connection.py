@@ -11,7 +11,7 @@ from typing import Final, final
 from martlet.errors import RemoteProtocolError
 from martlet_remoting.wire.codec import FrameBuffer
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.runs import AckRun, SendRun
+from martlet_remoting.wire.runs import AckRun, RunSigners, SendRun
 
 __all__ = ["RemotingConnection"]
 
@@ -75,7 +75,7 @@ class RemotingConnection:
     *key* names the setting of *frame_bytes_max* in errors.
     """
 
-    __slots__ = ("_beginning", "_frames", "_http2", "_idle_s", "_last", "send", "takes_runs", "waiting")
+    __slots__ = ("_beginning", "_frames", "_http2", "_idle_s", "_last", "send", "signers", "takes_runs", "waiting")
 
     def __init__(self, frame_bytes_max: int, idle_s: float, now: float, key: str = "") -> None:
         self._frames = FrameBuffer(frame_bytes_max, key=key)
@@ -90,6 +90,8 @@ class RemotingConnection:
         self.waiting: Sized = ()
         # Whether the handler accepts runs of requests.
         self.takes_runs = False
+        # Finds the signers of the requests in runs; None if signatures do not matter.
+        self.signers: RunSigners | None = None
 
     @property
     def buffered_bytes(self) -> int:
@@ -122,7 +124,7 @@ class RemotingConnection:
             return
         try:
             while True:
-                if self.takes_runs and (run := frames.next_run()) is not None:
+                if self.takes_runs and (run := frames.next_run(self.signers)) is not None:
                     yield run
                     if run.taken < run.count:
                         yield from self._rest_of(run)
@@ -146,6 +148,8 @@ class RemotingConnection:
             if run.taken < run.count and (command := frames.next_command()) is not None:
                 command.unusual = True
                 yield command
+            if self.signers is not None and not self.signers.is_current(run.signer):
+                return  # the credentials changed during that command
             run = run.rest()
             if len(run):
                 yield run

@@ -26,6 +26,7 @@ __all__ = [
     "AckHeader",
     "EndHead",
     "EndHeader",
+    "Head",
     "NotificationHeader",
     "PopHeader",
     "PullHeader",
@@ -102,6 +103,7 @@ _SEND_NAMES: Final = {
     "max_reconsume_times": ("l", "maxReconsumeTimes"),
     "batch": ("m", "batch"),
     "broker_name": ("n", "bname"),
+    "access_key": ("AccessKey", "AccessKey"),
 }
 _LONG_NAMES: Final = dict(_SEND_NAMES.values())
 _LONG_NAMED: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE))
@@ -117,7 +119,7 @@ class SendHeader(Header, gc=False, kw_only=True, rename={name: short for name, (
     producer_group: str
     topic: str
     default_topic: str = ""
-    default_queues: int = 4
+    default_queues: I64 = 4
     queue_id: I64
     sys_flag: I64 = 0
     born_ms: I64 = 0
@@ -125,9 +127,10 @@ class SendHeader(Header, gc=False, kw_only=True, rename={name: short for name, (
     properties: str = ""
     reconsume_times: I64 = 0
     unit_mode: bool = False
-    max_reconsume_times: int = -1
+    max_reconsume_times: I64 = -1
     batch: bool = False
     broker_name: str = ""
+    access_key: str = ""
 
 
 @final
@@ -141,6 +144,7 @@ class EndHeader(
         "decision": "commitOrRollback",
         "from_check": "fromTransactionCheck",
         "message_id": "msgId",
+        "access_key": "AccessKey",
     },
 ):
     """An END_TRANSACTION (RocketMQ EndTransactionRequestHeader), without fields that the broker does not use."""
@@ -151,6 +155,7 @@ class EndHeader(
     decision: I64
     from_check: str = "false"
     message_id: str = ""
+    access_key: str = ""
 
 
 @final
@@ -237,6 +242,7 @@ class AckHeader(
         "queue_id": "queueId",
         "handle": "extraInfo",
         "invisible_ms": "invisibleTime",
+        "access_key": "AccessKey",
     },
 ):
     """An ACK_MESSAGE or CHANGE_MESSAGE_INVISIBLETIME."""
@@ -247,6 +253,7 @@ class AckHeader(
     handle: str
     offset: I64
     invisible_ms: I64 = -1
+    access_key: str = ""
 
 
 NO_NAMES: Final[Mapping[str, str]] = {}

@@ -1,16 +1,51 @@
-"""Runs: consecutive frequent requests of one read, which the handler can handle together."""
+"""Runs: consecutive frequent requests of one read, which the handler can handle together.
 
-from typing import TypeAlias, final
+All requests of a run have the same signer, or none. Their signatures are verified while the run is collected; a request
+whose signature is not known to be right ends the run before it, and the handler gets it as a `Command`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 from martlet_remoting.wire.headers import AckHead, EndHead, SendHead
 
-__all__ = ["Ack", "AckRun", "End", "Send", "SendRun"]
+if TYPE_CHECKING:
+    from martlet.contracts import Identity  # Spark tasks need not import it
+
+__all__ = ["Ack", "AckRun", "End", "RunSigner", "RunSigners", "Send", "SendRun"]
 
 # A send of a run: its header, its body, and the end of its frame in the receive buffer. An end of a transaction, an
 # acknowledgement.
 Send: TypeAlias = tuple[SendHead, bytes, int]
 End: TypeAlias = tuple[EndHead, int]
 Ack: TypeAlias = tuple[AckHead, int]
+
+
+class RunSigner(Protocol):
+    """Who signed the requests of a run."""
+
+    @property
+    def identity(self) -> "Identity":
+        """The identity that the signatures prove."""
+
+
+class RunSigners(Protocol):
+    """Finds the signers of requests for a run."""
+
+    def begin_run(self) -> bool:
+        """Return whether unsigned requests may be in a run; call this before the other methods."""
+
+    def is_current(self, signer: RunSigner | None) -> bool:
+        """Return whether requests of *signer* may still be handled as a run."""
+
+    def signer_of(self, decode: Callable[[bytes], Any], header: bytes, body: bytes) -> RunSigner | None:
+        """Return who signed a request with an access key and a JSON header; None if the handler must find out.
+
+        *decode* is one of the decoders in `martlet_remoting.wire.signatures`.
+        """
+
+    def signer_of_fields(self, ext: Mapping[str, object], version: int, body: bytes) -> RunSigner | None:
+        """As `signer_of`, for the fields of a binary header."""
 
 
 @final
@@ -22,9 +57,10 @@ class SendRun:
     last frame.
     """
 
-    __slots__ = ("count", "end", "ends", "sends", "taken")
+    __slots__ = ("count", "end", "ends", "sends", "signer", "taken")
 
-    def __init__(self, sends: list[Send], ends: list[End], end: int) -> None:
+    def __init__(self, sends: list[Send], ends: list[End], end: int, signer: RunSigner | None = None) -> None:
+        self.signer = signer
         self.sends = sends
         self.count = len(sends)
         self.ends = ends
@@ -51,7 +87,7 @@ class SendRun:
 
     def rest(self) -> "SendRun":
         """Return the requests after the first send that the handler has not taken."""
-        return SendRun(self.sends[self.taken + 1 :], self.ends[len(self.taken_ends()) :], self.end)
+        return SendRun(self.sends[self.taken + 1 :], self.ends[len(self.taken_ends()) :], self.end, self.signer)
 
 
 @final
@@ -62,9 +98,10 @@ class AckRun:
     a `Command`. ``end`` is the end of the last frame.
     """
 
-    __slots__ = ("acks", "count", "end", "taken")
+    __slots__ = ("acks", "count", "end", "signer", "taken")
 
-    def __init__(self, acks: list[Ack]) -> None:
+    def __init__(self, acks: list[Ack], signer: RunSigner | None = None) -> None:
+        self.signer = signer
         self.acks = acks
         self.count = len(acks)
         self.end = acks[-1][1] if acks else 0
@@ -79,4 +116,4 @@ class AckRun:
 
     def rest(self) -> "AckRun":
         """Return the requests after the first one that the handler has not taken."""
-        return AckRun(self.acks[self.taken + 1 :])
+        return AckRun(self.acks[self.taken + 1 :], self.signer)

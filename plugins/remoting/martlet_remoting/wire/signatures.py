@@ -6,15 +6,28 @@ auth DefaultAuthenticationContextBuilder.build (5.5.0).
 
 import hmac
 from base64 import b64encode
-from collections.abc import Mapping
-from typing import Final, final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, final
 
-from msgspec import Struct
+from msgspec import Struct, defstruct
+from msgspec.json import Decoder
 
 from martlet_remoting.wire.codes import VERSION, VERSION_4_9_3
 from martlet_remoting.wire.packets import Command, ext_text
 
-__all__ = ["ACCESS_KEY", "SIGNATURE", "TOKEN", "SigningKey", "is_signed", "signed_contents", "signed_values"]
+__all__ = [
+    "ACCESS_KEY",
+    "SIGNATURE",
+    "TOKEN",
+    "TOKEN_PLACE",
+    "SigningKey",
+    "is_signed",
+    "signed_ack",
+    "signed_contents",
+    "signed_end",
+    "signed_send",
+    "signed_values",
+]
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
@@ -54,14 +67,51 @@ class SigningKey(Struct, frozen=True):
         return {**fields, SIGNATURE: b64encode(mac).decode()}
 
 
+def _fields_decoder(*names: str) -> Callable[[bytes], Any]:
+    """Return a function that decodes a JSON header, whose ``extFields`` are texts in the order of their names.
+
+    The signature is the last field. A missing field is empty, which signs the same. The function raises `ValueError`
+    unless all fields are texts and have one of *names*. If a name comes twice, the last value counts, as in other
+    decoders.
+    """
+    in_order = (ACCESS_KEY, TOKEN, *sorted(names), SIGNATURE)
+    fields = defstruct("SignedFields", [(name, str, "") for name in in_order], forbid_unknown_fields=True, gc=False)
+    return Decoder(defstruct("SignedHead", [("extFields", fields)], gc=False)).decode
+
+
+TOKEN_PLACE: Final = 1  # in the fields of these decoders; the access key is the first
+signed_send: Final = _fields_decoder(*"abcdefghijklmn")
+signed_end: Final = _fields_decoder(
+    *("bname", "commitLogOffset", "commitOrRollback", "fromTransactionCheck", "msgId", "producerGroup"),
+    *("topic", "tranStateTableOffset", "transactionId"),
+)
+signed_ack: Final = _fields_decoder("bname", "consumerGroup", "extraInfo", "offset", "queueId", "topic")
+
+
+class _AccessKey(Struct, gc=False, rename={"value": ACCESS_KEY}):
+    """The access key among other fields, which are skipped."""
+
+    value: object = None
+
+
+_decode_access_key: Final = Decoder(_AccessKey).decode
+
+
 def is_signed(command: Command) -> bool:
-    """Return whether *command* has an access key; this does not decode the fields of most unsigned commands."""
+    """Return whether *command* has an access key; this does not decode the fields of unsigned commands."""
     if command.raw is not None:
-        # JSON may write any letter of a name as an escape.
         fields = bytes(command.raw)
-        if ACCESS_KEY_BYTES not in fields and b"\\u" not in fields:
+        # JSON may write any letter of a name as an escape.
+        if ACCESS_KEY_BYTES not in fields and (b"\\u" not in fields or _has_no_access_key(fields)):
             return False
     return command.text(ACCESS_KEY, "") != ""
+
+
+def _has_no_access_key(fields: bytes) -> bool:
+    try:
+        return _decode_access_key(fields).value in ("", None)
+    except (ValueError, RecursionError):
+        return False
 
 
 def signed_values(ext: Mapping[str, object], version: int, without: str = SIGNATURE) -> bytes:
