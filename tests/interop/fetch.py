@@ -109,6 +109,17 @@ def spring_application() -> str:
     return _program("spring")
 
 
+def decisions() -> str:
+    """Return the class path of the program over RocketMQ's classes that decide about access."""
+    jars = server_jars()
+    sources = sorted((HERE / "acl" / "interop").glob("*.java"))
+
+    def build(folder: Path) -> None:
+        run([tool("javac"), "-nowarn", "-cp", f"{jars}/*", "-d", str(folder), *map(str, sources)])
+
+    return f"{product('acl', sources, build, salt=SERVER_VERSION)}:{jars}/*"
+
+
 def _program(name: str) -> str:
     """Return the class path of the Java program in the folder *name*."""
     pom = HERE / name / "pom.xml"
@@ -238,6 +249,7 @@ def fetch_all() -> None:
         f"STOMP clients: {node_program('node-stomp', HERE / 'stomp' / 'client.js')[1]} {stomp_driver().split(':')[0]}"
     )
     print(f"Spring: {spring_application().split(':')[0]}")
+    print(f"Decisions about access: {decisions().split(':')[0]}")
     print(f"Mosquitto: {tool('mosquitto')} {tool('mosquitto_pub')}")
 
 

@@ -305,3 +305,27 @@ def test_an_ipv4_address_inside_of_ipv6_is_the_ipv4_address() -> None:
     addresses = ("10.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "")
     found = [[may(policies, name, address=address) for address in addresses] for name in ("topic:a", "topic:b")]
     assert found == [[True, True, None, None], [None, None, True, None]]
+
+
+def test_each_change_counts_at_once() -> None:
+    policies = Policies()
+    put(policies, "user:alice", "allow get on topic:a")
+    assert may(policies, "topic:alice") is None
+    put(policies, "user:alice", "allow publish on topic:{user}")
+    assert may(policies, "topic:alice") is True
+    put(policies, "user:alice", "deny publish on topic:{user}")
+    assert may(policies, "topic:alice") is False
+    policies.remove_rule("user:alice", "custom", "topic:{user}")
+    assert may(policies, "topic:alice") is None
+    put(policies, "user:alice", "allow publish on topic:*", level="default")
+    assert may(policies, "topic:alice") is True
+    policies.put_user("alice", UserRecord(groups=("devs",)))
+    put(policies, "group:devs", "deny publish on topic:alice")
+    assert may(policies, "topic:alice") is False
+    policies.remove_user("alice")
+    assert may(policies, "topic:alice") is True
+    policies.put_user("alice", UserRecord(groups=("team",)))
+    policies.put_group("team", ["devs"])
+    assert may(policies, "topic:alice") is False
+    policies.remove_group("team")
+    assert may(policies, "topic:alice") is True

@@ -20,12 +20,24 @@ class Asked:
 
     Attributes:
       text: the resource whose only name is the one asked about.
-      name: the name, or the filter.
+      text_of_all: the resource that has all names of the kind.
       head: the longest text with which each selected name begins.
-      is_filter: *name* may have wildcards.
+      levels: those of the name or filter of kind ``name``; none for other kinds.
+      is_filter: the levels may be wildcards.
     """
 
-    __slots__ = ("_address", "_address_text", "_bit", "head", "is_filter", "kind", "levels", "name", "text", "user")
+    __slots__ = (
+        "_address",
+        "_address_text",
+        "_bit",
+        "head",
+        "is_filter",
+        "kind",
+        "levels",
+        "text",
+        "text_of_all",
+        "user",
+    )
 
     def __init__(self, question: Question) -> None:
         self._address_text = question.address
@@ -33,7 +45,8 @@ class Asked:
         self._address: IPv4Address | IPv6Address | None = None
         self.user = question.identity.name
         self.kind = question.kind
-        self.name = self.head = name = question.name
+        self.head = name = question.name
+        self.text_of_all = f"{question.kind}:*"
         self.levels: list[str] = []
         self.is_filter = False
         if question.kind == "name":

@@ -18,7 +18,7 @@ GROUPS_EACH_MAX: Final = 64
 DEPTH_MAX: Final = 8
 
 
-class UserRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class UserRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """What rules need to know of a user.
 
     Args:

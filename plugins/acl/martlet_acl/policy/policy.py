@@ -91,7 +91,7 @@ class Policy:
                 if asked.admits(rule) and (best is None or precedence_of(rule) < precedence_of(best)):
                     best = rule
         if best is None:
-            for text in (f"{asked.kind}:*", ANYTHING.text):
+            for text in (asked.text_of_all, ANYTHING.text):
                 found = rules.get(text)
                 if found is not None and asked.admits(found):
                     return found

@@ -25,7 +25,7 @@ _MASKS: Final = {**BITS, ALL: _ALL_BITS}
 
 
 @final
-class StoredRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class StoredRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A rule as it is written: each field is text.
 
     Args:

@@ -1,0 +1,146 @@
+"""What access rules cost: loading them, the memory they take, and decisions.
+
+    python benchmarks/policies.py [--users 10000] [--rules 100000] [--groups 500]
+
+Each user has the same number of rules and is in four groups, which have further ones; everybody has ten. Prints the
+time to decode and to check the document, the memory that is left afterwards and at the most, and the processor time of
+decisions: the first one of each user, which prepares the rules, further ones, and the first one after a change.
+"""
+
+import argparse
+import gc
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from martlet.contracts import Identity, Question
+from martlet.runtime.gc_schedule import OldObjects
+from martlet_acl.policy.document import PolicyDocument, StoredPolicies, decode_document, fill_policies
+from martlet_acl.policy.members import UserRecord
+from martlet_acl.policy.policies import Policies
+from martlet_acl.policy.rules import StoredRule, parse_rule
+
+NETWORKS = tuple(f"10.{number}.0.0/16" for number in range(200))
+
+
+def make_rule(number: int, chance: random.Random) -> StoredRule:
+    """Return a rule about one of a thousand topics, groups or names, or about many of them."""
+    place = chance.randrange(1000)
+    resource = (
+        f"topic:orders_{number}_{place}",
+        f"topic:orders_{number}*",
+        f"group:billing_{number}_{place}",
+        f"name:mqtt/site_{number}/+/{place}/temperature",
+        f"name:mqtt/site_{number}_{place}/#",
+        f"name:mqtt/home_{number}/room_{place}/door",
+        f"name:mqtt/site_{number}_{place}/room*",
+        f"shared:mqtt/group_{number}_{place}",
+        f"topic:%RETRY%billing_{number}_{place}",
+        f"topic:{number}_{place}_{{user}}" if number % 10 == 0 else f"topic:{number}_{place}_results",
+    )[number % 10]
+    actions = chance.choice((("publish",), ("subscribe",), ("publish", "subscribe"), ("get", "list"), ("all",)))
+    networks = tuple(chance.sample(NETWORKS, 2)) if chance.random() < 0.1 else ()
+    return StoredRule(resource, actions, chance.choice(("allow", "allow", "allow", "deny")), networks)
+
+
+def make_document(users: int, groups: int, rules: int) -> bytes:
+    chance = random.Random(1)
+    names = [f"g{number}" for number in range(groups)]
+    nesting = {name: (f"g{number // 2}",) for number, name in enumerate(names) if groups // 2 <= number}
+    of_groups = rules // 10
+    of_users = -((of_groups + 10 - rules) // users)
+    stored = {f"user:u{user}": several(user * of_users, of_users, chance) for user in range(users)}
+    stored |= {
+        f"group:{name}": several(number * 1000, of_groups // groups, chance) for number, name in enumerate(names)
+    }
+    stored["everybody"] = several(0, 10, chance)
+    records = {f"u{user}": UserRecord(tuple(chance.sample(names, min(4, groups)))) for user in range(users)}
+    return msgspec.json.encode(PolicyDocument(records, nesting, stored))
+
+
+def several(first: int, count: int, chance: random.Random) -> StoredPolicies:
+    rules = {rule.resource: rule for rule in (make_rule(first + number, chance) for number in range(count))}
+    custom = tuple(rules.values())
+    return StoredPolicies(custom[: -count // 5], custom[-count // 5 :])
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / (1 << 20)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Return the microseconds of processor time that *work* takes."""
+    began = time.process_time_ns()
+    work()
+    return (time.process_time_ns() - began) / 1000
+
+
+def show(what: str, times: Sequence[float]) -> None:
+    ordered = sorted(times)
+    late = ordered[len(ordered) * 99 // 100]
+    print(f"{what:<34} median {statistics.median(ordered):7.1f} us, 99 % {late:7.1f} us, most {ordered[-1]:7.1f} us")
+
+
+def questions(users: int, kind: str, names: Sequence[str]) -> list[Question]:
+    chance = random.Random(2)
+    action = chance.choice(("publish", "subscribe"))
+    return [
+        Question(Identity(f"u{user}"), action, kind, chance.choice(names), "10.7.1.1")  # type: ignore[arg-type]
+        for user in range(users)
+    ]
+
+
+def measure_decisions(policies: Policies, users: int) -> None:
+    topics = questions(users, "topic", [f"orders_{number}_7" for number in range(1000)])
+    filters = questions(users, "name", [f"mqtt/site_{number}/a/7/temperature" for number in range(1000)])
+    show("first decision of a user", [timed(lambda q=q: policies.decide(q)) for q in topics])  # type: ignore[misc]
+    show("further one, on a topic", [timed(lambda q=q: policies.decide(q)) for q in topics])  # type: ignore[misc]
+    show("further one, on a name", [timed(lambda q=q: policies.decide(q)) for q in filters])  # type: ignore[misc]
+    rule = parse_rule(StoredRule("name:mqtt/changed/+/state", ("publish",), "allow"))
+    changes, afterwards = [], []
+    for question in topics:
+        subject = f"user:{question.identity.name}"
+        changes.append(timed(lambda subject=subject: policies.put_rule(subject, "custom", rule)))  # type: ignore[misc]
+        afterwards.append(timed(lambda q=question: policies.decide(q)))  # type: ignore[misc]
+    show("change of a rule", changes)
+    show("decision after it", afterwards)
+    changes = [timed(lambda: policies.put_group("g0", ["top"])) for _ in range(100)]
+    show("change of a group", changes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--users", type=int, default=10_000)
+    parser.add_argument("--groups", type=int, default=500)
+    parser.add_argument("--rules", type=int, default=100_000)
+    options = parser.parse_args()
+    data = make_document(options.users, options.groups, options.rules)
+    gc.collect()
+    gc.disable()  # as at the start of a broker
+    resident = resident_mib()
+    began = time.perf_counter()
+    document = decode_document(data)
+    decoded = time.perf_counter()
+    policies = fill_policies(document)
+    filled = time.perf_counter()
+    del document
+    OldObjects().start()
+    gc.enable()
+    print(f"{len(policies)} rules in {len(data) / (1 << 20):.1f} MiB: {filled - began:.2f} s", end="")
+    print(f" (decoded in {decoded - began:.2f} s), {resident_mib() - resident:.0f} MiB resident")
+    measure_decisions(policies, options.users)
+    print(f"after all of them: {resident_mib() - resident:.0f} MiB resident")
+    tracemalloc.start()
+    policies = fill_policies(decode_document(data))
+    held, most = tracemalloc.get_traced_memory()
+    print(f"loading once more: {held / (1 << 20):.0f} MiB held, {most / (1 << 20):.0f} MiB at the most")
+
+
+if __name__ == "__main__":
+    main()
