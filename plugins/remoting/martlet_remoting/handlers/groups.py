@@ -14,6 +14,7 @@ from martlet.delivery.routing.selection import EXPRESSION_CHARS_MAX, TAG, Select
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Budget, Steps
 from martlet.tables.groups import Group
+from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.consumers.members import CLUSTERING, Members, RegisteredClient
 from martlet_remoting.consumers.subscriptions import GroupSubscription, select
 from martlet_remoting.handlers.bodies import boolean, enum_name, integer, items, queues, read_body, text
@@ -86,10 +87,13 @@ def heartbeat(context: RequestContext, command: Command) -> Steps[bytes]:
 
 
 def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], budget: Budget) -> Steps[None]:
-    """Refuse the whole heartbeat if the client may not consume one of its topics; producers need no permission."""
+    """Refuse the whole heartbeat if the client may not consume a topic in a group; producers need no permission.
+
+    A member of a group gets a share of the queues, so it takes more than the permission to look at the group.
+    """
     for data in consumers:
         if group := text(data, "groupName"):
-            gate.queries.group(group)
+            gate.check("subscribe", RETRY_PREFIX + group)
             for item in items(data, "subscriptionDataSet"):
                 if topic := text(item, "topic"):
                     gate.consume(group, topic)
@@ -263,10 +267,10 @@ def _owner(gate: Gate, body: dict[object, object], wanted: Iterable[MessageQueue
     if len(group) > TOPIC_CHARS_MAX or len(client_id) > CLIENT_ID_CHARS_MAX:
         text_ = f"consumerGroup of {len(group)} or clientId of {len(client_id)} characters is too long"
         raise Refused(Reason.PARAMETER, f"{text_}; at most {TOPIC_CHARS_MAX} and {CLIENT_ID_CHARS_MAX}")
-    gate.queries.group(group)
+    gate.check("subscribe", RETRY_PREFIX + group)
     budget = Budget()
     for topic in dict.fromkeys(queue.topic for queue in wanted):
-        gate.queries.topic(topic)
+        gate.check("subscribe", topic)
         if budget.is_over(STEPS_OF_A_CHECK):
             yield
     return group, client_id
