@@ -12,7 +12,7 @@ from martlet_remoting.wire.codes import VERSION_4_9_3, VERSION_4_9_4, RequestCod
 from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.signatures import SigningKey, is_signed, signed_contents, signed_values
 
-from .conftest import FakeClient, Harness, pull_ext, send_ext
+from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 from .signing import SECRETS, check, closed, sign, sign_with_token, tell
 
 V2 = RequestCode.SEND_MESSAGE_V2
@@ -74,6 +74,18 @@ async def test_each_request_acts_for_its_signer(client: FakeClient) -> None:
     stats = {"topic": "T"}
     assert (await client.ask(RequestCode.GET_TOPIC_STATS_INFO, sign("bob", stats))).code == 0
     assert (await client.ask(RequestCode.GET_TOPIC_STATS_INFO, stats)).code == ResponseCode.NO_PERMISSION
+
+
+async def test_refusals_may_have_the_code_of_acl_1(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, acl_errors="1.0")
+    client = closed(harness, tell)
+    for ext in (sign("bob", send_ext("T"), b"x"), sign("ann", send_ext("T"), b"y")):
+        assert (await client.ask(V2, ext, b"x")).code == ResponseCode.SYSTEM_ERROR
+    pull = client.send(RequestCode.PULL_MESSAGE, sign("bob", pull_ext("T", 0, sysFlag="6")))
+    await harness.step()
+    harness.broker.authorizers = (lambda identity, action, name: action == "publish",)
+    await client.ask(V2, sign("ann", send_ext("T"), b"x"), b"x")
+    assert client.answers[pull].code == ResponseCode.SYSTEM_ERROR
 
 
 @pytest.mark.parametrize("change", ["body", "field", "secret", "user", "signature"])

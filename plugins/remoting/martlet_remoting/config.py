@@ -21,6 +21,11 @@ class RemotingConfig(TlsConfig):
         "also listen two ports below, where clients up to 4.4 send everything except pulls",
     )
     region: str = setting("DefaultRegion", "property MSG_REGION of every message, which groups trace data")
+    acl_errors: Literal["2.0", "1.0"] = setting(
+        "2.0",
+        "the code of refusals for a missing permission or a wrong signature: 16 as in RocketMQ's ACL 2.0, or 1 as in "
+        "ACL 1.0; clients and tools up to 5.2 may expect that",
+    )
     trace: bool = setting(True, "allow producers and consumers to send trace messages")
     nameservers: list[str] = setting(
         [], "remote name servers to register with, each HOST:PORT; the one in this process is always included"

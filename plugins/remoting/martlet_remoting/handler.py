@@ -234,16 +234,14 @@ class RemotingHandler:
     def _refusal(self, command: Command, error: MartletError) -> bytes:
         state = self.context.state
         self.context.complain(command.code, error)
-        return refusal(
-            state.counters, command, error, state.templates.send_ext if command.code in send.TABLE else NO_EXT
-        )
+        return refusal(state, command, error, state.templates.send_ext if command.code in send.TABLE else NO_EXT)
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes:
         """Return refusals that replace *answer*, the answers to requests whose messages could not be stored."""
         frames, state = FrameBuffer(), self.context.state
         frames.receive_data(bytes(answer))
         return b"".join(
-            refusal(state.counters, said, refused, state.templates.send_ext if "MSG_REGION" in said.ext else NO_EXT)
+            refusal(state, said, refused, state.templates.send_ext if "MSG_REGION" in said.ext else NO_EXT)
             for said in frames.commands()
         )
 

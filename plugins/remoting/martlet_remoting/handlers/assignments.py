@@ -19,7 +19,7 @@ from martlet_remoting.consumers.pops import ANY_QUEUE
 from martlet_remoting.consumers.request_modes import MODES, POP, PULL, RequestMode
 from martlet_remoting.handlers.admin.common import saved
 from martlet_remoting.handlers.bodies import enum_name, integer, read_body, text
-from martlet_remoting.handlers.context import REASON_CODES, Handle, RequestContext, refuse, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Handle, RequestContext, refuse, reply, reply_in_pieces
 from martlet_remoting.wire.averages import Average, AverageByCircle
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command, Frame
@@ -85,7 +85,7 @@ async def _ask_and_answer(
             _answer(state.broker.config.name, state.members, mode, grant, command, query, known)
         )
     except Refused as error:
-        code = REASON_CODES[error.reason]
+        code = state.reason_codes[error.reason]
         state.counters.count_refusal(code)
         answer = refuse(command, code, str(error))
     context.answer(command, answer)

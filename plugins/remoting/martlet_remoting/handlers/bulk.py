@@ -83,7 +83,7 @@ def _readable(topic: Topic | None, name: str, queue_id: int) -> Queue:
 def _refuse(context: RequestContext, read: BulkRead, error: MartletError) -> None:
     command = Command(RequestCode.BULK_READ, opaque=read.opaque)
     context.state.complain_of(read.pending.peer, command.code, error)
-    read.pending.peer.send(refusal(context.state.counters, command, error))
+    read.pending.peer.send(refusal(context.state, command, error))
 
 
 def _selection(context: RequestContext, kind: str, expression: str) -> Selection:

@@ -4,9 +4,9 @@ A request handler is a function ``(context, command) -> Answer``. It returns the
 sends the answer with `RequestContext.answer`, now or later (a held pull, a relayed request). A handler that may take
 more than a few milliseconds is a generator: it yields at the end of each slice and returns the same. A handler that
 waits, for the disk or for other tasks, is a coroutine. Further requests of the connection wait for generators and
-coroutines. To refuse a request, a handler raises `Refused`, which `REASON_CODES` maps to a response code, or `Declined`
-with a response code of its own. If a handler raises `NotReady` before it has changed any state, it is called again
-after the rebuild. Handlers ignore the oneway bit: the caller drops the answer.
+coroutines. To refuse a request, a handler raises `Refused`, which `RemotingState.reason_codes` maps to a response code,
+or `Declined` with a response code of its own. If a handler raises `NotReady` before it has changed any state, it is
+called again after the rebuild. Handlers ignore the oneway bit: the caller drops the answer.
 """
 
 import logging
@@ -41,7 +41,6 @@ from martlet_remoting.wire.codes import ANSWER_LANGUAGE, FLAG_ONEWAY, REQUEST_NA
 from martlet_remoting.wire.packets import NO_EXT, Command, Frame
 
 __all__ = [
-    "REASON_CODES",
     "Answer",
     "Declined",
     "Handle",
@@ -60,9 +59,9 @@ log = logging.getLogger("martlet.remoting")
 
 H = TypeVar("H")  # the header of a request
 
-REASON_CODES: Final = {
+REASON_CODES: Final[Mapping[Reason, int]] = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
-    # As RocketMQ 5 AuthenticationPipeline; 4.x answers SYSTEM_ERROR.
+    # As RocketMQ 5 AuthenticationPipeline; see ACL_1_CODES.
     Reason.CREDENTIALS: ResponseCode.NO_PERMISSION,
     Reason.FENCED: ResponseCode.ILLEGAL_OPERATION,
     Reason.ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
@@ -75,6 +74,11 @@ REASON_CODES: Final = {
     Reason.NOT_SUPPORTED: ResponseCode.SYSTEM_ERROR,
     Reason.PARAMETER: ResponseCode.INVALID_PARAMETER,
     Reason.UNAVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
+}
+# As RocketMQ up to 5.3.2 with ACL 1.0, where PlainAccessValidator raises an exception.
+ACL_1_CODES: Final[Mapping[Reason, int]] = {
+    Reason.CREDENTIALS: ResponseCode.SYSTEM_ERROR,
+    Reason.NO_PERMISSION: ResponseCode.SYSTEM_ERROR,
 }
 
 
@@ -110,6 +114,7 @@ class RemotingState:
     def __init__(self, broker: Broker, config: RemotingConfig, registrar: Registrar | None = None) -> None:
         self.broker: Final = broker
         self.config: Final = config
+        self.reason_codes: Final = REASON_CODES if config.acl_errors == "2.0" else {**REASON_CODES, **ACL_1_CODES}
         self.templates: Final = Templates(
             broker.store.writer.store_host, broker.config.cluster, config.region, trace=config.trace
         )
@@ -194,12 +199,10 @@ def supports_transactions(broker: Broker) -> bool:
     return broker.capability(Transactions) is not None
 
 
-def refusal(
-    counters: RequestCounters, command: Command, error: MartletError, ext: Mapping[str, object] = NO_EXT
-) -> bytes:
+def refusal(state: RemotingState, command: Command, error: MartletError, ext: Mapping[str, object] = NO_EXT) -> bytes:
     """Return the frame that answers *command* with *error*; re-raise an error that must end the connection."""
     if isinstance(error, Refused):
-        code = REASON_CODES[error.reason]
+        code = state.reason_codes[error.reason]
     elif isinstance(error, Declined):
         code, ext = error.code, ext or error.ext
     elif isinstance(error, NotReady | StoreFailed):
@@ -208,7 +211,7 @@ def refusal(
         code = ResponseCode.SYSTEM_ERROR
     else:
         raise error
-    counters.count_refusal(code)
+    state.counters.count_refusal(code)
     return refuse(command, code, str(error), ext)
 
 

@@ -23,7 +23,7 @@ from martlet.store import Queue
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet_remoting.consumers.pops import ANY_QUEUE, STALL_S, Pop, PopGroup, split_records
 from martlet_remoting.consumers.subscriptions import select
-from martlet_remoting.handlers.context import REASON_CODES, Declined, Handle, RequestContext, refuse, reply
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, refuse, reply
 from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.wire.codec import encode_pop_prefix, encode_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
@@ -231,7 +231,7 @@ def _drop(context: RequestContext, pop: Pop, error: Refused | Declined | StoreEr
     context.state.pops.done(pop)
     ext: Mapping[str, object] = NOTHING
     if isinstance(error, Refused):
-        code = REASON_CODES[error.reason]
+        code = context.state.reason_codes[error.reason]
     elif isinstance(error, Declined):
         code, ext = error.code, error.ext
     else:

@@ -16,15 +16,14 @@ from martlet.runtime.steps import Steps
 from martlet.store import ReadResult, ReadStatus
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.consumers.counters import RequestCounters
-from martlet_remoting.consumers.long_poll import ParkedPulls, Pull
+from martlet_remoting.consumers.long_poll import Pull
 from martlet_remoting.consumers.members import BROADCASTING, Members
 from martlet_remoting.consumers.retries import hold_back
 from martlet_remoting.consumers.subscriptions import select
 from martlet_remoting.handlers.context import (
-    REASON_CODES,
     Declined,
     Handle,
+    RemotingState,
     RequestContext,
     in_own_slice,
     refuse,
@@ -221,7 +220,7 @@ def collect(context: RequestContext, budget_bytes: float) -> None:
         try:
             budget_bytes -= _run(context, pull)
         except (Refused, Declined, StoreError) as error:
-            _drop(context.state.parked, context.state.counters, pull, error)
+            _drop(context.state, pull, error)
         if budget_bytes <= 0:
             break
     if ready:
@@ -245,21 +244,21 @@ def _refuse_far(context: RequestContext, error: Refused) -> None:
     pending = context.pulls
     pending.reader.forget_all()
     while pending.reading:
-        _drop(context.state.parked, context.state.counters, pending.reading.popitem()[0], error)
+        _drop(context.state, pending.reading.popitem()[0], error)
 
 
-def _drop(parked: ParkedPulls, counters: RequestCounters, pull: Pull, error: Refused | Declined | StoreError) -> None:
-    parked.done(pull)
+def _drop(state: RemotingState, pull: Pull, error: Refused | Declined | StoreError) -> None:
+    state.parked.done(pull)
     command = Command(RequestCode.PULL_MESSAGE, opaque=pull.opaque)
     ext: Mapping[str, object] = NO_EXT
     if isinstance(error, Refused):
-        code = REASON_CODES[error.reason]
+        code = state.reason_codes[error.reason]
     elif isinstance(error, Declined):
         code, ext = error.code, error.ext
     else:
         failed = isinstance(error, StoreFailed)
         code = ResponseCode.SERVICE_NOT_AVAILABLE if failed else ResponseCode.SYSTEM_ERROR
-    counters.count_refusal(code)
+    state.counters.count_refusal(code)
     pull.pending.peer.send(refuse(command, code, str(error), ext))
 
 
@@ -387,7 +386,7 @@ def _admit(context: RequestContext, pull: Pull) -> None:
     for other in state.parked.admit(pull):
         refused = state.parked.refusal()
         state.complain_of(other.pending.peer, RequestCode.PULL_MESSAGE, refused)
-        _drop(state.parked, state.counters, other, refused)
+        _drop(state, other, refused)
         other.pending.peer.wake()
 
 

@@ -215,7 +215,7 @@ def _staged_response(
 def _run_refusal(context: RequestContext, head: SendHead, error: MartletError) -> bytes:
     state = context.state
     context.complain(head.code, error)
-    answer = refusal(state.counters, Command(head.code, opaque=head.opaque), error, state.templates.send_ext)
+    answer = refusal(state, Command(head.code, opaque=head.opaque), error, state.templates.send_ext)
     return b"" if head.flag else answer
 
 
