@@ -8,7 +8,7 @@ import pytest
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
 from .conftest import Harness
-from .test_permission import CASES, Asked, encoded, prepared
+from .test_permission import CASES, encoded, prepared
 
 OTHER_NAMES = {"T": "U", "G": "H", "%RETRY%G": "%RETRY%H", "c": "d"}
 # A message is named by its position, and the refusal names no topic.
@@ -33,7 +33,7 @@ def shown(text: object) -> str:
 
 @pytest.mark.parametrize(("code", "ext", "body", "wanted"), CASES, ids=[str(case[0]) for case in CASES])
 async def test_a_request_is_refused_in_the_same_words_whether_its_topic_and_group_exist_or_not(
-    harness: Harness, code: int, ext: Mapping[str, object], body: object, wanted: list[Asked]
+    harness: Harness, code: int, ext: Mapping[str, object], body: object, wanted: list[str]
 ) -> None:
     await prepared(harness)
     harness.broker.groups.ensure("G")

@@ -13,9 +13,11 @@ from .test_nameserver_requests import Station
 
 ABSENT = [
     (RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, "users and rules are managed in the plugin"),
-    (RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, "users and rules are managed in the plugin"),
+    (RequestCode.GET_BROKER_CLUSTER_ACL_INFO, "with listUser and listAcl"),
+    (RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, "each request must be signed"),
+    (RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, "with listUser and listAcl"),
     (RequestCode.AUTH_CREATE_USER, "users and rules are managed in the plugin"),
-    (RequestCode.AUTH_LIST_ACL, "users and rules are managed in the plugin"),
+    (RequestCode.AUTH_LIST_ACL, "add the plugin acl to plugins.enabled"),
     (RequestCode.CONTROLLER_ELECT_MASTER, "this cluster has no controller"),
     (RequestCode.GET_BROKER_EPOCH_CACHE, "this cluster has no controller"),
     (RequestCode.GET_SYNC_STATE_DATA_REQUEST, "this cluster has no controller"),

@@ -23,7 +23,6 @@ from martlet_remoting.consumers.subscriptions import select
 from martlet_remoting.handlers.context import (
     Declined,
     Handle,
-    RemotingState,
     RequestContext,
     in_own_slice,
     refuse,
@@ -220,7 +219,7 @@ def collect(context: RequestContext, budget_bytes: float) -> None:
         try:
             budget_bytes -= _run(context, pull)
         except (Refused, Declined, StoreError) as error:
-            _drop(context.state, pull, error)
+            _drop(context, pull, error)
         if budget_bytes <= 0:
             break
     if ready:
@@ -244,10 +243,11 @@ def _refuse_far(context: RequestContext, error: Refused) -> None:
     pending = context.pulls
     pending.reader.forget_all()
     while pending.reading:
-        _drop(context.state, pending.reading.popitem()[0], error)
+        _drop(context, pending.reading.popitem()[0], error)
 
 
-def _drop(state: RemotingState, pull: Pull, error: Refused | Declined | StoreError) -> None:
+def _drop(context: RequestContext, pull: Pull, error: Refused | Declined | StoreError) -> None:
+    state = context.state
     state.parked.done(pull)
     command = Command(RequestCode.PULL_MESSAGE, opaque=pull.opaque)
     ext: Mapping[str, object] = NO_EXT
@@ -386,7 +386,7 @@ def _admit(context: RequestContext, pull: Pull) -> None:
     for other in state.parked.admit(pull):
         refused = state.parked.refusal()
         state.complain_of(other.pending.peer, RequestCode.PULL_MESSAGE, refused)
-        _drop(state, other, refused)
+        _drop(context, other, refused)
         other.pending.peer.wake()
 
 

@@ -2,7 +2,18 @@
 
 from typing import Final
 
-from martlet_remoting.handlers.admin import broker, clients, cold, groups, progress, resets, timers, topics
+from martlet_remoting.handlers.admin import (
+    acls,
+    broker,
+    clients,
+    cold,
+    groups,
+    plain_access,
+    progress,
+    resets,
+    timers,
+    topics,
+)
 from martlet_remoting.handlers.context import Handle
 
 __all__ = ["TABLE"]
@@ -16,4 +27,6 @@ TABLE: Final[dict[int, Handle]] = {
     **broker.TABLE,
     **cold.TABLE,
     **timers.TABLE,
+    **acls.TABLE,
+    **plain_access.TABLE,
 }
