@@ -90,6 +90,7 @@ Anything that is not on this page may change without notice.
 | an empty plugin to begin with | `martlet plugins new NAME` |
 | settings of your own | [`Settings`](#settings) and [`setting`](#setting), as the class attribute `config_class` |
 | a port | [`Protocol`](#protocol), with a [`Connection`](#connection) and a [`Handler`](#handler) for each client |
+| networks that may connect, and proxies | [`PortConfig`](#portconfig) and [`PortNetworks`](#portnetworks) |
 | TLS, and the upgrade to it | [`Tls`](#tls-1) and [`TlsConfig`](#tlsconfig); [`Peer.start_tls`](#peerstart_tls) |
 | to store messages of a client | [`Gate.publish`](#gatepublish), or [`Gate.publish_all`](#gatepublish_all) for many |
 | an answer that leaves when a message is durable | [`Peer.hold_until`](#peerhold_until) with `Placed.end` |
@@ -199,6 +200,7 @@ PLUGIN_CHAPTERS: Final = (
         (
             "Protocol",
             "WebSocket",
+            "PortNetworks",
             "Stage",
             "Router",
             "Dispatcher",
@@ -235,6 +237,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Configuration", "martlet.config", ("Settings", "setting", "fill")),
     Chapter("Time", "martlet.runtime.clock", ("Clock",)),
     Chapter("Addresses", "martlet.net.addresses", ("split_address",)),
+    Chapter("Ports", "martlet.net.ports", ("PortConfig",)),
     Chapter("TLS", "martlet.net.tls", ("Tls", "TlsConfig")),
     Chapter(
         "The broker",

@@ -56,6 +56,15 @@ class ServerConfig(Settings):
         "if the new one is from an address with fewer",
         low=1,
     )
+    connections_address_max: int = setting(
+        0, "open connections of one address (a /64 in IPv6) on all ports; more are closed at once; 0: any number", low=0
+    )
+    connects_address_s: int = setting(
+        0,
+        "new connections per second of one address, after as many at once (10 at least); more are closed at once; "
+        "0: any number",
+        low=0,
+    )
     unsent_bytes_max: int = setting(
         1 << 20,
         "unsent bytes of one slow connection; above, the broker stops reading from it",

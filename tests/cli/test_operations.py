@@ -21,6 +21,7 @@ from .conftest import Process
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 UNIT = ROOT / "examples" / "systemd" / "martlet.service"
+PROXY = ROOT / "examples" / "haproxy" / "haproxy.cfg"
 
 
 def section(title: str) -> str:
@@ -86,6 +87,10 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_the_page_shows_the_unit() -> None:
     assert blocks("ini", PAGE) == [UNIT.read_text()]
+
+
+def test_the_page_shows_the_configuration_of_a_proxy() -> None:
+    assert blocks("haproxy", PAGE) == [PROXY.read_text()]
 
 
 def test_the_unit_agrees_with_the_commands(machine: Machine) -> None:

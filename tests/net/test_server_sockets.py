@@ -22,6 +22,7 @@ from tests.broker.toys import Lines, World, toy_server
 from martlet.access import Authentication
 from martlet.app.startup import warn_of_open_ports
 from martlet.errors import AddressUnavailable, ConfigError
+from martlet.net.accepted import NetworkLookup
 from martlet.net.server import listening_sockets
 from martlet.settings import ServerConfig
 
@@ -260,7 +261,8 @@ async def test_a_peer_is_known_by_its_ipv6_address(world: World) -> None:
     async with toy_server(world=world):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             caller = socket.create_connection(listener.getsockname())
-            world.server._accept_one(world.protocol(), listener.accept()[0], ("fe80::7%lo", 1234, 0, 1))
+            name = "fe80::7%lo", 1234, 0, 1
+            world.server._sockets.accept(NetworkLookup(world.protocol()), listener.accept()[0], name)
         async with trio.SocketStream(trio.socket.from_stdlib_socket(caller)) as stream:
             await stream.send_all(b"echo six\n")
             assert await receive_exactly(stream, 4) == b"six\n"

@@ -38,7 +38,7 @@ from martlet.contracts.access_control import (
     UserKey,
 )
 from martlet.contracts.messages import Compile, Router, Stage
-from martlet.contracts.protocol import Connection, Handler, Peer, Protocol, Traffic, WebSocket
+from martlet.contracts.protocol import Connection, Handler, Peer, PortNetworks, Protocol, Traffic, WebSocket
 from martlet.contracts.quotas import Pace
 from martlet.contracts.services import Service, Subcommand
 from martlet.contracts.timers import PendingTimer, Timers
@@ -100,6 +100,7 @@ __all__ = [
     "Peer",
     "PendingTimer",
     "PendingTransaction",
+    "PortNetworks",
     "Predicate",
     "Producers",
     "Protocol",

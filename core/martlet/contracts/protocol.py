@@ -12,12 +12,12 @@ from typing import Protocol as TypingProtocol
 
 from msgspec import Struct, field
 
-from martlet.contracts.access import Identity, LoginOrigin
+from martlet.contracts.access import Identity, LoginOrigin, Network
 from martlet.contracts.quotas import Pace
 from martlet.errors import Refused
 from martlet.records.layout import Buffer
 
-__all__ = ["Connection", "Handler", "Peer", "Protocol", "Traffic", "WebSocket"]
+__all__ = ["Connection", "Handler", "Peer", "PortNetworks", "Protocol", "Traffic", "WebSocket"]
 
 
 class Connection(TypingProtocol):
@@ -176,6 +176,21 @@ class WebSocket(Struct, frozen=True):
     origins_key: str = ""
 
 
+class PortNetworks(Struct, frozen=True):
+    """Who may connect to a port, usually from `martlet.net.ports.PortConfig.port_networks`.
+
+    Args:
+      section: the configuration section of its keys, for log lines.
+      clients: the networks of clients that may connect; empty for all. Proxies may connect in any case.
+      proxies: the networks of proxies. Each of their connections begins with a header of the PROXY protocol,
+        and the client that it names takes the place of the proxy: in `Peer.address` and `Peer.host`, and for limits.
+    """
+
+    section: str = ""
+    clients: tuple[Network, ...] = ()
+    proxies: tuple[Network, ...] = ()
+
+
 class Traffic(Struct, eq=False):
     """Bytes received from the peers of a port, and bytes sent to them."""
 
@@ -204,6 +219,7 @@ class Protocol(Struct, frozen=True, eq=False):
       websocket: if set, the port also accepts WebSocket clients, whose first byte is the G of ``GET``.
       optional: if the port cannot be bound, the broker logs a warning and starts without it.
       traffic: the server counts in it.
+      networks: who may connect.
     """
 
     name: str
@@ -219,6 +235,7 @@ class Protocol(Struct, frozen=True, eq=False):
     traffic: Traffic = field(default_factory=Traffic)
     make_tls: Callable[[], Awaitable[ssl.SSLContext | None]] | None = None
     certificate_end_ms: Callable[[], int] = lambda: 0
+    networks: PortNetworks = PortNetworks()
 
     @property
     def takes_tls(self) -> bool:

@@ -44,7 +44,7 @@ class Origins(Generic[T]):
 
         Far fewer means: below the average, and still fewer after adding one.
         """
-        own_count = len(self._by_origin.get(origin, ()))
+        own_count = self.count(origin)
         if own_count * len(self._by_origin) >= self._count:
             return None
         largest_origin = max(self._by_origin, key=self._count_of)
@@ -56,6 +56,10 @@ class Origins(Generic[T]):
 
     def _count_of(self, origin: bytes) -> int:
         return len(self._by_origin[origin])
+
+    def count(self, origin: bytes) -> int:
+        """Return the number of connections of *origin*."""
+        return len(self._by_origin.get(origin, ()))
 
     def largest(self) -> int:
         """Return the number of connections of the origin with the most."""

@@ -10,13 +10,14 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from typing import Final, final
 
 import trio
 
 from martlet.contracts import Handler, Identity, Protocol, Traffic
 from martlet.errors import AddressUnavailable, ConfigError
-from martlet.net.addresses import pack_host, plain_host, show_address, split_listen
+from martlet.net.accepted import AcceptedSockets, NetworkLookup
+from martlet.net.addresses import show_address, split_listen
 from martlet.net.complaints import Complaints
 from martlet.net.event_pump import PumpReading
 from martlet.net.lingering import LingeringSockets
@@ -82,6 +83,7 @@ class Server:
         self._with_task: set[ServerPeer] = set()  # peers with a task
         self._has_stopped = False
         self._origins: Origins[ServerPeer] = Origins()
+        self._sockets = AcceptedSockets(config, self._complaints, self._origins.count, self._admit)
         self._shared: Shared | None = None  # set while it runs
         self._listeners: list[socket.socket] = []
         self._traffic: dict[Traffic, None] = {}  # the traffic of each protocol that has had a peer
@@ -132,6 +134,7 @@ class Server:
                     blocked=self._reader.openings.watch,
                     lost=self._reader.cancel_rest,
                 )
+                self._sockets.nursery = nursery
                 nursery.start_soon(self._end_unattended)
                 await nursery.start(self._reader.run_pump)
                 await nursery.start(self._lingering.run)
@@ -171,13 +174,13 @@ class Server:
     # accepting
 
     async def _accept(self, protocol: Protocol, listener: socket.socket) -> None:
-        has_failed = False
+        has_failed, networks = False, NetworkLookup(protocol)
         while listener.fileno() >= 0:
             try:
                 await trio.lowlevel.wait_readable(listener)
                 for _ in range(ACCEPTS_AT_ONCE):
                     connected, name = listener.accept()
-                    self._accept_one(protocol, connected, name)
+                    self._sockets.accept(networks, connected, name)
             except BlockingIOError:
                 has_failed = False
             except trio.ClosedResourceError:
@@ -188,10 +191,8 @@ class Server:
                 has_failed = True
                 await trio.sleep(ACCEPT_AGAIN_S)
 
-    def _accept_one(self, protocol: Protocol, connected: socket.socket, name: tuple[Any, ...]) -> None:
-        client = plain_host(name[0])
-        address = show_address(client, name[1])
-        host = pack_host(client.partition("%")[0], name[1])
+    def _admit(self, protocol: Protocol, connected: socket.socket, address: str, host: bytes) -> None:
+        """Serve *connected* if there is room for one more connection; otherwise close it."""
         if not self._has_room() and not self._make_room(address, origin_of(host)):
             connected.close()
             return
@@ -338,6 +339,7 @@ class Server:
             "connections_address": self._origins.largest(),
             "turned_away": self._turned_away,
             "gave_way": self._gave_way,
+            **self._sockets.statistics(),
             "warnings_left_out": self._complaints.left_out,
             "protocol_errors": reader.protocol_errors,
             "bytes_in": sum(traffic.bytes_in for traffic in self._traffic),

@@ -1,12 +1,12 @@
 """The keys of the ``[line]`` section: the port, and the limits of a client."""
 
 from martlet.config import setting
-from martlet.net.tls import TlsConfig
+from martlet.net.ports import PortConfig
 
 __all__ = ["LineConfig"]
 
 
-class LineConfig(TlsConfig):
+class LineConfig(PortConfig):
     """How the line protocol is served."""
 
     listen: str = setting("127.0.0.1:10920", "where netcat connects; port 0 is any free one")

@@ -27,6 +27,7 @@ class LinePlugin(Hooks):
     def __init__(self, config: LineConfig) -> None:
         super().__init__(config)
         split_address(config.listen)
+        config.port_networks("line")  # so that `martlet check` finds an error
         self._tls = Tls(config, "line")
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
@@ -65,4 +66,14 @@ def protocol(
     def connect(now: float) -> LineConnection:
         return LineConnection(limits, config.idle_s)
 
-    return Protocol("line", config.listen, connect, handle, tls.context, tls.required, bound, make_tls=tls.make)
+    return Protocol(
+        "line",
+        config.listen,
+        connect,
+        handle,
+        tls.context,
+        tls.required,
+        bound,
+        make_tls=tls.make,
+        networks=config.port_networks("line"),
+    )

@@ -1,12 +1,12 @@
 """The configuration section ``[mqtt]``."""
 
 from martlet.config import setting
-from martlet.net.tls import TlsConfig
+from martlet.net.ports import PortConfig
 
 __all__ = ["MqttConfig"]
 
 
-class MqttConfig(TlsConfig):
+class MqttConfig(PortConfig):
     """The MQTT port and its limits."""
 
     listen: str = setting(

@@ -38,6 +38,7 @@ class MqttPlugin(Hooks):
     def __init__(self, config: MqttConfig) -> None:
         super().__init__(config)
         check_listen("mqtt.listen", config.listen)
+        self._networks = config.port_networks("mqtt")
         TopicRules(config.rules, config.topic, config.queues)  # so that `martlet check` finds an error
         check_prefix(config.response_prefix)
         self._context: Context | None = None
@@ -134,4 +135,5 @@ class MqttPlugin(Hooks):
             traffic=self._traffic,
             make_tls=tls.make,
             certificate_end_ms=tls.certificate_end_ms,
+            networks=self._networks,
         )

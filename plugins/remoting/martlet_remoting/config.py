@@ -3,12 +3,12 @@
 from typing import Literal
 
 from martlet.config import setting
-from martlet.net.tls import TlsConfig
+from martlet.net.ports import PortConfig
 
 __all__ = ["RemotingConfig"]
 
 
-class RemotingConfig(TlsConfig):
+class RemotingConfig(PortConfig):
     """The protocol of RocketMQ's clients (remoting)."""
 
     listen: str = setting(

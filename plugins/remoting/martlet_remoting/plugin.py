@@ -55,6 +55,7 @@ class RemotingPlugin(Hooks):
         for address in config.nameservers:
             check_address("remoting.nameservers", address)
         self._tls = Tls(config, "remoting")
+        self._networks = config.port_networks("remoting")
         self._dialer = NameServerDialer(config)
         self._state: RemotingState | None = None
         self._registrar: Registrar | None = None
@@ -131,6 +132,7 @@ class RemotingPlugin(Hooks):
             optional=fast,
             make_tls=tls.make,
             certificate_end_ms=tls.certificate_end_ms,
+            networks=self._networks,
         )
 
     def _announce(self, address: str) -> None:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from martlet.config import setting
-from martlet.net.tls import TlsConfig
+from martlet.net.ports import PortConfig
 from martlet_stomp.wire.codec import Limits
 
 __all__ = ["StompConfig"]
@@ -12,7 +12,7 @@ __all__ = ["StompConfig"]
 BESIDE_BODY_BYTES: Final = 65_536
 
 
-class StompConfig(TlsConfig):
+class StompConfig(PortConfig):
     """The STOMP port and its limits."""
 
     listen: str = setting(

@@ -33,6 +33,7 @@ class StompPlugin(Hooks):
     def __init__(self, config: StompConfig) -> None:
         super().__init__(config)
         check_listen("stomp.listen", config.listen)
+        self._networks = config.port_networks(PROTOCOL)
         self._context: Context | None = None
         self._tls: Tls | None = None
         self._traffic = Traffic()
@@ -97,4 +98,5 @@ class StompPlugin(Hooks):
             traffic=self._traffic,
             make_tls=tls.make,
             certificate_end_ms=tls.certificate_end_ms,
+            networks=self._networks,
         )

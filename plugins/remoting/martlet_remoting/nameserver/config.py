@@ -1,12 +1,12 @@
 """The configuration section ``[nameserver]``."""
 
 from martlet.config import setting
-from martlet.net.tls import TlsConfig
+from martlet.net.ports import PortConfig
 
 __all__ = ["NameServerConfig"]
 
 
-class NameServerConfig(TlsConfig):
+class NameServerConfig(PortConfig):
     """The name server, which clients ask for the brokers of a topic."""
 
     listen: str = setting(

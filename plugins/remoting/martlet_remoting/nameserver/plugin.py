@@ -41,6 +41,7 @@ class NameServerPlugin(Hooks):
         check_listen("nameserver.listen", config.listen)
         self.server: NameServer | None = None
         self._tls = Tls(config, "nameserver")
+        self._networks = config.port_networks("nameserver")
 
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
         return {NameServer: self._start(broker)}
@@ -69,6 +70,7 @@ class NameServerPlugin(Hooks):
                 bound=bound,
                 make_tls=self._tls.make,
                 certificate_end_ms=self._tls.certificate_end_ms,
+                networks=self._networks,
             )
         ]
 
