@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of what a peer can send: frames, headers, batches, bodies, records.
+"""Coverage-guided fuzzing of what a peer can send, frames, headers, batches, bodies, records, and of access rules.
 
     pip install atheris
     python tests/fuzz/decoders.py -max_total_time=600
@@ -15,6 +15,7 @@ with atheris.instrument_imports():
     from martlet.errors import MartletError
     from martlet.message import decode_properties
     from martlet.records.codec import decode_records
+    from martlet_acl.policy.document import decode_document, document_of, fill_policies
     from martlet_remoting.wire.batches import decode_batch
     from martlet_remoting.wire.codec import FrameBuffer
     from martlet_remoting.wire.fastjson import loads
@@ -65,9 +66,14 @@ def stomp(data: bytes) -> None:
         assert connection.buffered_bytes <= STOMP_LIMITS.frame_bytes_max
 
 
+def rules(data: bytes) -> None:
+    """Read *data* as a document of users and rules; what is accepted can be stored."""
+    document_of(fill_policies(decode_document(data)))
+
+
 def one_input(data: bytes) -> None:
     """Try each decoder on the rest of *data*; the first byte says which."""
-    decoders = (frames, decode_batch, bodies, decode_records, decode_properties, stomp)
+    decoders = (frames, decode_batch, bodies, decode_records, decode_properties, stomp, rules)
     if not data:
         return
     try:
