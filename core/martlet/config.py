@@ -6,6 +6,7 @@ suggests the most similar known key. ``docs/config.md`` is generated from the sa
 """
 
 import difflib
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
@@ -14,7 +15,17 @@ from msgspec import Struct, StructMeta, field
 
 from martlet.errors import ConfigError
 
-__all__ = ["Setting", "Settings", "describe", "fill", "override", "read_secret", "read_toml", "setting"]
+__all__ = [
+    "Setting",
+    "Settings",
+    "describe",
+    "fill",
+    "override",
+    "read_private_secret",
+    "read_secret",
+    "read_toml",
+    "setting",
+]
 
 T = TypeVar("T")
 Section = TypeVar("Section", bound="Settings")
@@ -219,6 +230,21 @@ def read_secret(path: str) -> str:
     if not secret:
         raise ConfigError(f"secret file {path!r} is empty; write the secret into it")
     return secret
+
+
+def read_private_secret(path: str) -> str:
+    """Return the same as `read_secret`, from a file that other users cannot read; its group may.
+
+    Raises:
+      ConfigError: as for `read_secret`, or every user may read or change the file.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"secret file {path!r} cannot be read; {error.strerror}") from error
+    if mode & stat.S_IRWXO:
+        raise ConfigError(f"secret file {path!r} is open to every user of this machine; run: chmod o= {path}")
+    return read_secret(path)
 
 
 def override(tables: dict[str, object], assignment: str) -> None:

@@ -390,7 +390,7 @@ class Network:
         except BrokerError as error:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 raise RouteNotFound(
-                    topic, "has no route at the name server; create it, or allow its creation"
+                    topic, "has no route at the name server; create it, allow its creation, or let this user use it"
                 ) from error
             raise
         route = decode_route(answer.body)

@@ -39,6 +39,12 @@ class RemotingConfig(PortConfig):
     nameservers_tls_insecure: bool = setting(
         False, "accept any server certificate: protects against eavesdropping, not against an impostor"
     )
+    nameservers_key: str = setting(
+        "", "access key with which this broker signs its requests to remote name servers; empty: unsigned"
+    )
+    nameservers_secret_file: str = setting(
+        "", "file with the secret of nameservers_key, closed to other users (chmod o=); read again at SIGHUP"
+    )
     register_s: int = setting(30, "how often to register with the name servers", unit="s", low=1, high=60)
     register_timeout_s: int = setting(
         120, "name servers remove this broker after this time without registration", unit="s", low=2, high=3600

@@ -18,6 +18,7 @@ from martlet.plugins.hooks import Hooks
 from martlet.store.format.light import DISPATCH, light_topics
 from martlet.tables.groups import Group, check_group_name
 from martlet.tables.topics import READ, RETRY_PREFIX, WRITE
+from martlet_remoting.cluster.broker_key import BrokerKey
 from martlet_remoting.cluster.registrar import Registrar, create_standard_topics
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.dialing import NameServerDialer
@@ -57,6 +58,7 @@ class RemotingPlugin(Hooks):
         self._tls = Tls(config, "remoting")
         self._networks = config.port_networks("remoting")
         self._dialer = NameServerDialer(config)
+        self._key = BrokerKey(config)
         self._state: RemotingState | None = None
         self._registrar: Registrar | None = None
         self._stopping = False
@@ -81,7 +83,12 @@ class RemotingPlugin(Hooks):
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         config = self._config
         registrar = self._registrar = Registrar(
-            broker, config.nameservers, config.register_s, config.register_timeout_s * 1000, self._dialer.connect
+            broker,
+            config.nameservers,
+            config.register_s,
+            config.register_timeout_s * 1000,
+            self._dialer.connect,
+            self._key,
         )
         state = self._state = RemotingState(broker, config, registrar)
         broker.tables.add(state.request_modes.table)
@@ -233,9 +240,12 @@ class RemotingPlugin(Hooks):
             context.peer.wake()
 
     def martlet_reload(self) -> None:
-        """Reload the certificates."""
+        """Reload the certificates and the secret for name servers, and try again where registration failed."""
         self._tls.reload()
         self._dialer.reload()
+        self._key.reload()
+        if self._registrar is not None:
+            trio.from_thread.run_sync(self._registrar.retry)
 
 
 def _client_address(address: str, advertised: str) -> str:

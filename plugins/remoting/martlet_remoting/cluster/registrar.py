@@ -8,6 +8,7 @@ name server has its own task and connection, so that an unreachable one does not
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeAlias, final
 
 import orjson
@@ -15,15 +16,22 @@ import trio
 from msgspec import Struct
 
 from martlet.broker import Broker
-from martlet.errors import MartletError, Refused, RemoteProtocolError
+from martlet.errors import MartletError, Refused
 from martlet.net.addresses import split_address
 from martlet.runtime.steps import Steps, finish_now
 from martlet.runtime.turns import Turns
 from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
+from martlet_remoting.cluster.broker_key import BrokerKey
+from martlet_remoting.cluster.nameserver_connection import (
+    REQUEST_TIMEOUT_S,
+    NameServerConnection,
+    NotAdmitted,
+    refusal_error,
+)
+from martlet_remoting.config import RemotingConfig
 from martlet_remoting.dialing import why_not_opened
 from martlet_remoting.nameserver.kvconfig import ORDER_TOPICS
 from martlet_remoting.nameserver.server import NameServer
-from martlet_remoting.wire.codec import FrameBuffer, encode_command_in_pieces
 from martlet_remoting.wire.codes import ANSWER_LANGUAGE, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.register_broker import Registration, encode_registration, order_topics
@@ -33,12 +41,10 @@ __all__ = ["Registrar", "create_standard_topics", "standard_topics"]
 
 log = logging.getLogger("martlet.remoting.registration")
 
-REQUEST_TIMEOUT_S: Final = 6.0
 GOODBYE_TIMEOUT_S: Final = 2.0
 RETRY_FIRST_S: Final = 1.0
 RETRY_MOST_S: Final = 10.0
-RECEIVE_BYTES: Final = 65536
-ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+REGISTERED: Final = "registered"
 FULL: Final = READ | WRITE | INHERIT
 # With more topics most rounds are only a heartbeat, because encoding the whole table takes milliseconds.
 FEW_TOPICS: Final = 1000
@@ -100,8 +106,10 @@ class Registrar:
         register_s: float = 30.0,
         timeout_ms: int = 120_000,
         connect: Connect = trio.open_tcp_stream,
+        key: BrokerKey | None = None,
     ) -> None:
         self._broker = broker
+        self.key: Final = BrokerKey(RemotingConfig()) if key is None else key  # signs all requests
         self._register_s = register_s
         self._timeout_ms = timeout_ms
         self._address = ""
@@ -222,6 +230,14 @@ class Registrar:
                     topic.filter_type,
                 )
 
+    def retry(self) -> None:
+        """Try again now with name servers that refused this broker or could not be reached."""
+        for remote in self._remotes:
+            remote.retry()
+
+    def has_topic(self, name: str) -> bool:
+        return self._broker.topics.get(name) is not None
+
     def all_topics(self) -> list[Topic]:
         return list(self._broker.topics)
 
@@ -318,7 +334,7 @@ class Registrar:
     def statistics(self) -> dict[str, object]:
         states: dict[str, str] = {remote.address: remote.state for remote in self._remotes}
         if self._inside is not None:
-            states[self._inside.address] = "unregistered" if self._is_stopped else "registered"
+            states[self._inside.address] = "unregistered" if self._is_stopped else REGISTERED
         return {"address": self._address, "nameservers": states}
 
 
@@ -334,7 +350,9 @@ class _Remote:
         self._connect = connect
         self._changed_topics: dict[str, Topic] = {}
         self._nap: trio.CancelScope | None = None
+        self._pause: trio.CancelScope | None = None
         self._pause_s = RETRY_FIRST_S
+        self._has_warned_of_routes = False
 
     def note(self, topic: Topic | None) -> None:
         """Send *topic* soon; a deletion (None) cannot be sent, so the whole table is sent without the topic."""
@@ -349,15 +367,29 @@ class _Remote:
         try:
             ext = {"topic": topic, "acceptStandardJsonOnly": True}
             question = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext, language=ANSWER_LANGUAGE)
-            answer = await _Connection(stream).exchange(question)
+            answer = await self._open(stream).exchange(question)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._warn_of_hidden_route(topic)
             return ()
         if answer.code != ResponseCode.SUCCESS:
-            raise _refusal_error(question, answer)
+            raise refusal_error(question, answer, self._registrar.key)
         return decode_route(answer.body).queues
+
+    def _open(self, stream: trio.abc.Stream) -> NameServerConnection:
+        return NameServerConnection(stream, self._registrar.key, self._registrar.turns)
+
+    def _warn_of_hidden_route(self, topic: str) -> None:
+        """Warn once that this broker may not see the routes of its own topics: it would hand out only its queues."""
+        registrar = self._registrar
+        if registrar.key.signing_key is not None and self.state == REGISTERED and registrar.has_topic(topic):
+            if not self._has_warned_of_routes:
+                text = "name server %s gives no route for topic[%s], which this broker has registered; "
+                text += "let the user of remoting.nameservers_key get all topics there"
+                log.warning(text, self.address, topic)
+            self._has_warned_of_routes = True
 
     async def run(self) -> None:
         """Connect, stay registered, and reconnect after failures, until cancelled."""
@@ -365,49 +397,77 @@ class _Remote:
             try:
                 await self._stay_registered()
             except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
-                reason = why_not_opened(error)
-                self.state = f"failed: {reason}"
-                log.warning(
-                    "name server %s: registration failed, retrying in %g s; %s", self.address, self._pause_s, reason
-                )
-            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, RETRY_MOST_S)
-            await trio.sleep(pause_s)
+                self._note_failure(why_not_opened(error))
+            with self._pausing():
+                await trio.sleep_forever()
+
+    def _note_failure(self, reason: str) -> None:
+        self.state = f"failed: {reason}"
+        log.warning("name server %s: registration failed, retrying in %g s; %s", self.address, self._pause_s, reason)
+
+    @contextmanager
+    def _pausing(self) -> Iterator[None]:
+        """Cancel the block after a pause, which is longer each time, or when `retry` is called."""
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, RETRY_MOST_S)
+        try:
+            with trio.move_on_after(pause_s) as self._pause:
+                yield
+        finally:
+            self._pause = None
+
+    def retry(self) -> None:
+        """End a pause after a failure."""
+        self._pause_s = RETRY_FIRST_S
+        if self._pause is not None:
+            self._pause.cancel()
 
     async def _stay_registered(self) -> None:
         with trio.fail_after(REQUEST_TIMEOUT_S):
             stream = await self._connect(self._host, self._port)
-        connection = _Connection(stream)
+        connection = self._open(stream)
         try:
-            await self._register(connection, self._registrar.all_topics())
-            log.info("registered with name server %s as %s", self.address, self._registrar.address)
-            for rounds in itertools.count(1):
-                await self._wait_for_change(connection)
-                if self._changed_topics:
-                    await self._register(connection, list(self._changed_topics.values()))
-                elif self._registrar.tells_all(rounds) or await self._is_unknown(connection):
-                    await self._register(connection, self._registrar.all_topics())
+            while True:
+                try:
+                    await self._keep_registered(connection)
+                except NotAdmitted as error:
+                    # Perhaps only until both have the new secret. The name server keeps the routes as long as the
+                    # connection is open and the registration has not expired.
+                    self._note_failure(str(error))
+                with self._pausing():
+                    await connection.listen()
         finally:
             with trio.move_on_after(GOODBYE_TIMEOUT_S, shield=True):
                 await self._leave(connection)
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
 
-    async def _register(self, connection: "_Connection", topics: list[Topic]) -> None:
+    async def _keep_registered(self, connection: NameServerConnection) -> None:
+        """Register, and again after each change and from time to time, until a request is refused."""
+        await self._register(connection, self._registrar.all_topics())
+        log.info("registered with name server %s as %s", self.address, self._registrar.address)
+        for rounds in itertools.count(1):
+            await self._wait_for_change(connection)
+            if self._changed_topics:
+                await self._register(connection, list(self._changed_topics.values()))
+            elif self._registrar.tells_all(rounds) or await self._is_unknown(connection):
+                await self._register(connection, self._registrar.all_topics())
+
+    async def _register(self, connection: NameServerConnection, topics: list[Topic]) -> None:
         self._changed_topics.clear()
         self.state = "registering"
         answer = await connection.ask(*await self._registrar.turns.finish(self._registrar.encode(topics)))
-        self.state = "registered"
+        self.state = REGISTERED
         self._pause_s = RETRY_FIRST_S
         if answer.remark:
             log.warning("name server %s accepted the registration, but %s", self.address, answer.remark)
         self._registrar.take_orders(order_topics(answer.body))
 
-    async def _is_unknown(self, connection: "_Connection") -> bool:
+    async def _is_unknown(self, connection: NameServerConnection) -> bool:
         """Return whether the name server lacks the current topics."""
         answer = await connection.ask(self._registrar.question())
         return answer.text("changed", "true") != "false"
 
-    async def _wait_for_change(self, connection: "_Connection") -> None:
+    async def _wait_for_change(self, connection: NameServerConnection) -> None:
         """Wait until it is time to register again or a topic has changed."""
         with trio.CancelScope() as self._nap:
             if not self._changed_topics:
@@ -415,66 +475,9 @@ class _Remote:
                     await connection.listen()
         self._nap = None
 
-    async def _leave(self, connection: "_Connection") -> None:
-        if self.state == "registered" and not connection.is_broken:
+    async def _leave(self, connection: NameServerConnection) -> None:
+        if self.state == REGISTERED and not connection.is_broken:
             try:
                 await connection.ask(self._registrar.goodbye())
             except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
                 log.info("cannot unregister from name server %s; %s", self.address, error)
-
-
-@final
-class _Connection:
-    """A connection to a name server, with one request at a time."""
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self.is_broken = False
-        self._stream = stream
-        self._frames = FrameBuffer(ANSWER_BYTES_MAX)
-        self._opaque = 0
-
-    async def ask(self, command: Command, body: Sequence[bytes] = ()) -> Command:
-        """Send *command*, with *body* if given, and return the answer.
-
-        Raises:
-          RemoteProtocolError: the request was refused, or the connection has closed.
-        """
-        answer = await self.exchange(command, body)
-        if answer.code != ResponseCode.SUCCESS:
-            raise _refusal_error(command, answer)
-        return answer
-
-    async def exchange(self, command: Command, body: Sequence[bytes] = ()) -> Command:
-        """Send *command* like `ask`, but return also an answer that is a refusal.
-
-        Raises:
-          RemoteProtocolError: the connection has closed.
-        """
-        self._opaque += 1
-        command.opaque = self._opaque
-        self.is_broken = True  # after half a request the connection is unusable
-        with trio.fail_after(REQUEST_TIMEOUT_S):
-            for piece in encode_command_in_pieces(command, body or [command.body]):
-                await self._stream.send_all(piece)
-            while (answer := await self._receive_command()).opaque != self._opaque or not answer.is_response:
-                pass
-        self.is_broken = False
-        return answer
-
-    async def listen(self) -> None:
-        """Read and drop unexpected data, to notice a closed connection."""
-        while True:
-            await self._receive_command()
-
-    async def _receive_command(self) -> Command:
-        while (command := self._frames.next_command()) is None:
-            data = await self._stream.receive_some(RECEIVE_BYTES)
-            if not data:
-                self.is_broken = True
-                raise RemoteProtocolError("it closed the connection")
-            self._frames.receive_data(bytes(data))
-        return command
-
-
-def _refusal_error(command: Command, answer: Command) -> RemoteProtocolError:
-    return RemoteProtocolError(f"request {command.code} was answered {answer.code}: {answer.remark}")

@@ -126,6 +126,10 @@ class Command:
             self._ext = _fields(self.raw)
             self.raw = None
 
+    def set_ext(self, ext: Mapping[str, object]) -> None:
+        """Replace ``ext``."""
+        self._ext, self.raw = ext, None
+
     @property
     def is_response(self) -> bool:
         """Whether this is the answer to a request."""

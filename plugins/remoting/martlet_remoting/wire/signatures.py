@@ -6,12 +6,13 @@ auth DefaultAuthenticationContextBuilder.build (5.5.0).
 
 import hmac
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 from msgspec import Struct, defstruct
 from msgspec.json import Decoder
 
+from martlet.runtime.steps import Steps, per_slice
 from martlet_remoting.wire.codes import VERSION, VERSION_4_9_3
 from martlet_remoting.wire.packets import Command, ext_text
 
@@ -22,6 +23,7 @@ __all__ = [
     "TOKEN_PLACE",
     "SigningKey",
     "is_signed",
+    "sign_in_slices",
     "signed_ack",
     "signed_contents",
     "signed_end",
@@ -35,6 +37,8 @@ TOKEN: Final = "SecurityToken"
 ACCESS_KEY_BYTES: Final = ACCESS_KEY.encode()
 # Clients up to 4.9.3 add this field after signing (MixAll.UNIQUE_MSG_QUERY_FLAG).
 UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
+# Of a body that is hashed in one slice; SHA-1 takes 0.5 to 2 ms for a MiB.
+SLICE_BYTES: Final = per_slice(2000.0 / (1 << 20))
 
 
 @final
@@ -65,6 +69,21 @@ class SigningKey(Struct, frozen=True):
         fields = {**ext, ACCESS_KEY: self.access_key}
         mac = hmac.digest(self.secret.encode(), signed_values(fields, VERSION) + body, "sha1")
         return {**fields, SIGNATURE: b64encode(mac).decode()}
+
+
+def sign_in_slices(key: SigningKey, ext: Mapping[str, object], body: Sequence[bytes]) -> Steps[dict[str, object]]:
+    """As `SigningKey.sign`, for a long body in parts, which are not copied."""
+    fields = {**ext, ACCESS_KEY: key.access_key}
+    mac, left = hmac.new(key.secret.encode(), signed_values(fields, VERSION), "sha1"), SLICE_BYTES
+    for part in body:
+        for start in range(0, len(part), SLICE_BYTES):
+            piece = memoryview(part)[start : start + SLICE_BYTES]
+            mac.update(piece)
+            left -= len(piece)
+            if left <= 0:
+                left = SLICE_BYTES
+                yield
+    return {**fields, SIGNATURE: b64encode(mac.digest()).decode()}
 
 
 def _fields_decoder(*names: str) -> Callable[[bytes], Any]:
