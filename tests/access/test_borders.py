@@ -27,12 +27,17 @@ BEHIND: Final = frozenset(
 PUBLISHING: Final = "publish"  # and all that begin with it
 CLASSES: Final = frozenset(("Groups", "Sessions", "SharedGroups", "Store", "Subscriptions", "Topics"))
 # Modules that need no gate, and why: they act for the broker, or only pass on what a gate granted.
+ACL: Final = "plugins/acl/martlet_acl/"
 MQTT: Final = "plugins/mqtt/martlet_mqtt/"
 REMOTING: Final = "plugins/remoting/martlet_remoting/"
 STOMP: Final = "plugins/stomp/martlet_stomp/"
 TIMER: Final = "plugins/timer/martlet_timer/"
 TX: Final = "plugins/tx/martlet_tx/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
+    # Listens to what gates refuse or would refuse.
+    f"{ACL}plugin.py": frozenset(("rules",)),
+    # Keeps its files in the store's directory, and tells gates that users or rules have changed.
+    f"{ACL}saved_state.py": frozenset(("rules", "store")),
     # Puts the shared state together; request handlers get none of these from it.
     f"{REMOTING}handlers/context.py": frozenset(("groups", "store", "topics")),
     # Tells the name server in this process which retry topics a heartbeat would create.

@@ -12,8 +12,7 @@ import pytest
 from tests.acl.policy import reference
 
 from martlet.contracts import Identity, Question
-from martlet_acl.policy.document import PolicyDocument, StoredPolicies, fill_policies
-from martlet_acl.policy.members import UserRecord
+from martlet_acl.policy.document import PolicyDocument, StoredPolicies, StoredUser, fill_policies
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
 from martlet_acl.policy.rules import ACTIONS, StoredRule
 
@@ -72,7 +71,7 @@ def make_policy(random: Random, kind: str) -> tuple[StoredRule, ...]:
 def make_world(random: Random) -> tuple[str, PolicyDocument]:
     """Return the kind that most rules are about, and a user in groups, with rules of all of them."""
     kind = random.choice(tuple(TYPES))
-    user = UserRecord(some(random, GROUPS, 2), random.random() < 0.03, random.random() < 0.03)
+    user = StoredUser(some(random, GROUPS, 2), random.random() < 0.03, random.random() < 0.03)
     subjects = random.sample(SUBJECTS, random.randint(1, 4))
     rules = {each: StoredPolicies(make_policy(random, kind), make_policy(random, kind)) for each in subjects}
     return kind, PolicyDocument({USER: user}, {"g0": ("g1",), "g1": ("g2",)}, rules)
@@ -176,7 +175,7 @@ def test_thousands_of_decisions_are_those_of_rocketmq(tmp_path: Path) -> None:
 )
 def test_addresses_differ_from_rocketmq_as_documented(network: str, address: str, theirs: str, tmp_path: Path) -> None:
     rule = StoredRule("topic:a", ("publish",), "allow", (network,))
-    document = PolicyDocument({USER: UserRecord()}, {}, {f"user:{USER}": StoredPolicies((rule,))})
+    document = PolicyDocument({USER: StoredUser()}, {}, {f"user:{USER}": StoredPolicies((rule,))})
     question = Question(Identity(USER), "publish", "topic", "a", address)
     assert ask_rocketmq([said(document, question)], tmp_path) == [theirs]
     assert ask(fill_policies(document), document, question) == {"allowed": "unmatched", "unmatched": "allowed"}[theirs]

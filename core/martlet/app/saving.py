@@ -200,7 +200,7 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
     Return why a table could not be written; empty if all were.
     """
     store = broker.store
-    problem = ""
+    problems: list[str] = []
     for table in _tables_to_write(broker, offsets=offsets):
         # A change while the table is being rendered or written marks it again for the next time.
         was_dirty, table.dirty = table.dirty, False
@@ -223,5 +223,5 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
             # The broker must survive even a table that cannot be rendered as JSON.
             table.dirty, table.removed = True, table.removed or was_removed
             log.error("%s cannot be written, retrying; %s", table.path, error)
-            problem = f"{table.path} cannot be written; {error}"
-    return problem
+            problems.append(f"{table.path} cannot be written; {error}")
+    return ", and ".join(problems)

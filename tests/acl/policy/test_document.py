@@ -7,9 +7,15 @@ from hypothesis import strategies as st
 from tests.acl.policy.worlds import worlds
 
 from martlet_acl.policy import document as module
-from martlet_acl.policy.document import PolicyDocument, StoredPolicies, decode_document, document_of, fill_policies
+from martlet_acl.policy.document import (
+    PolicyDocument,
+    StoredPolicies,
+    StoredUser,
+    decode_document,
+    document_of,
+    fill_policies,
+)
 from martlet_acl.policy.errors import PolicyError
-from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.rules import StoredRule
 
 RULE = b'{"resource": "topic:a", "actions": ["get"], "decision": "allow"}'
@@ -29,9 +35,9 @@ def test_a_document_says_all_of_it() -> None:
     )
     assert document == PolicyDocument(
         {
-            "alice": UserRecord(("shop",)),
-            "root": UserRecord(administrator=True),
-            "bob": UserRecord(disabled=True),
+            "alice": StoredUser(("shop",)),
+            "root": StoredUser(administrator=True),
+            "bob": StoredUser(disabled=True),
         },
         {"shop": ("staff",)},
         {

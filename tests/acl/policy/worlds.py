@@ -6,8 +6,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from martlet.contracts import Identity, Question
-from martlet_acl.policy.document import PolicyDocument, StoredPolicies
-from martlet_acl.policy.members import UserRecord
+from martlet_acl.policy.document import PolicyDocument, StoredPolicies, StoredUser
 from martlet_acl.policy.rules import StoredRule
 
 USERS: Final = ("alice", "b/c", "+", "50%", "é")
@@ -83,7 +82,7 @@ def worlds(draw: st.DrawFn) -> tuple[PolicyDocument, list[Question]]:
     kind = draw(st.sampled_from(("topic", "name", "name", "group", "shared", "cluster")))
     name = draw(st.sampled_from((*USERS, USERS[0], "")))
     further = tuple(draw(st.lists(st.sampled_from(GROUPS), max_size=1)))
-    record = UserRecord(
+    record = StoredUser(
         groups=tuple(draw(st.lists(st.sampled_from(GROUPS), max_size=2, unique=True))),
         administrator=draw(st.integers(0, 19)) == 7,
         disabled=draw(st.integers(0, 19)) == 7,

@@ -3,12 +3,14 @@
 from ipaddress import IPv4Address, IPv6Address
 from typing import final
 
+from msgspec.structs import replace
+
 from martlet.access.networks import plain_address
 from martlet.contracts import Question
 from martlet_acl.policy.resources import CLUSTER, Resource
 from martlet_acl.policy.rules import BITS, Rule
 
-__all__ = ["Asked"]
+__all__ = ["Asked", "outer_question"]
 
 
 @final
@@ -104,6 +106,15 @@ class Asked:
             if wanted not in ("+", levels[place]):
                 return False
         return len(pattern) == len(levels)
+
+
+def outer_question(question: Question) -> Question | None:
+    """Return the question that is asked before *question*: about the topic of a name, or about all shared groups."""
+    if question.kind == "name":
+        return replace(question, kind="topic", name=question.name.partition("/")[0])
+    if question.kind == "shared" and question.name:
+        return replace(question, name="")
+    return None
 
 
 def _head(levels: list[str]) -> str:

@@ -4,12 +4,14 @@
      "groups": {"shop": ["staff"]},
      "rules": {"user:alice": {"custom": [{"resource": "topic:orders*", "actions": ["publish"], "decision": "allow"}]}}}
 
-An error names its place, such as ``rules of user alice, custom rule 3, networks``.
+An error names its place, such as ``rules of user alice, custom rule 3, networks``. A function *note* is called with
+each error, and the entry is left out; by default the first error is raised.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -20,15 +22,40 @@ from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
 from martlet_acl.policy.rules import StoredRule, parse_rule
 from martlet_acl.policy.subjects import show_subject
 
-__all__ = ["PolicyDocument", "StoredPolicies", "decode_document", "document_of", "fill_policies", "stored_policies"]
+__all__ = [
+    "Note",
+    "PolicyDocument",
+    "StoredPolicies",
+    "StoredUser",
+    "decode_document",
+    "decode_each",
+    "decode_json",
+    "document_of",
+    "fill_policies",
+    "raise_problem",
+    "stored_policies",
+]
 
 T = TypeVar("T")
+Note: TypeAlias = Callable[[PolicyError], None]
 
 BYTES_MAX: Final = 256 << 20
 
 # The end of an error of msgspec, such as " - at `$.custom[2].actions`", and its parts.
 _PATH: Final = re.compile(r" - at `\$(?P<path>.*)`\Z")
 _PART: Final = re.compile(r"\.(?P<name>\w+)|\[(?P<number>\d+)\]|\[\.\.\.\]")
+
+
+def raise_problem(error: PolicyError) -> None:
+    """A `Note` that raises the first error."""
+    raise error
+
+
+@final
+class StoredUser(UserRecord, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A user; *secrets* is the version of his secrets, in their own file."""
+
+    secrets: int = 0
 
 
 @final
@@ -51,55 +78,89 @@ class PolicyDocument(Struct, frozen=True, omit_defaults=True):
       users: by name.
       groups: by name, the groups that the group is in.
       rules: by subject.
+      version: increases with each change; 0 if somebody wrote the document by hand.
+      observe: report what the rules would refuse, and refuse nothing.
     """
 
-    users: dict[str, UserRecord] = {}
+    users: dict[str, StoredUser] = {}
     groups: dict[str, tuple[str, ...]] = {}
     rules: dict[str, StoredPolicies] = {}
+    version: int = 0
+    observe: bool = False
 
 
 @final
 class _RawDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    version: int = 0
+    observe: bool = False
     users: dict[str, Raw] = {}
     groups: dict[str, Raw] = {}
     rules: dict[str, Raw] = {}
 
 
-def decode_document(data: bytes) -> PolicyDocument:
+def decode_document(data: bytes, note: Note = raise_problem) -> PolicyDocument:
     """Return the document that the JSON *data* is; its names, patterns and references are not checked.
 
     Raises:
-      PolicyError: it is invalid; the error says where.
+      PolicyError: it is no JSON, or has unknown parts; the error says where.
     """
-    if len(data) > BYTES_MAX:
-        raise PolicyError(f"{len(data)} bytes are too many; {BYTES_MAX} are allowed")
-    outer = _decode(msgspec.json.Decoder(_RawDocument), data)
+    outer = decode_json(data, _RawDocument)
     return PolicyDocument(
-        _decode_each(outer.users, UserRecord, "user {}".format),
-        _decode_each(outer.groups, tuple[str, ...], "group {}".format),
-        _decode_each(outer.rules, StoredPolicies, _place_of_subject),
+        decode_each(outer.users, StoredUser, "user {}".format, note),
+        decode_each(outer.groups, tuple[str, ...], "group {}".format, note),
+        decode_each(outer.rules, StoredPolicies, _place_of_subject, note),
+        outer.version,
+        outer.observe,
     )
 
 
-def fill_policies(document: PolicyDocument) -> Policies:
-    """Return what *document* says. Raises `PolicyError`."""
+def decode_json(data: bytes, kind: type[T]) -> T:
+    """Return *data* as a *kind*. Raises `PolicyError`, also if an object has a key twice: the first would be lost."""
+    if len(data) > BYTES_MAX:
+        raise PolicyError(f"{len(data)} bytes are too many; {BYTES_MAX} are allowed")
+    outer = _decode(msgspec.json.Decoder(kind), data)
+    try:
+        json.loads(data, object_pairs_hook=_check_unique)
+    except RecursionError as error:
+        raise PolicyError("it is nested too deep") from error
+    except ValueError as error:  # msgspec reads only what it keeps
+        raise PolicyError(f"it is no JSON in UTF-8; {type(error).__name__}") from None
+    return outer
+
+
+def _check_unique(pairs: list[tuple[str, Any]]) -> None:
+    if len({key for key, _ in pairs}) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise PolicyError(f"the key {twice!r} is there twice; the first one would be ignored")
+
+
+def fill_policies(document: PolicyDocument, note: Note = raise_problem) -> Policies:
+    """Return what *document* says."""
     policies = Policies()
     for name, user in document.users.items():
         try:
-            policies.put_user(name, user)
+            policies.put_user(name, UserRecord(user.groups, user.administrator, user.disabled))
         except PolicyError as error:
-            raise error.inside(f"user {name}") from error
-    policies.put_groups(document.groups)
+            note(error.inside(f"user {name}"))
+    try:
+        policies.put_groups(document.groups)
+    except PolicyError as error:
+        note(error)
     for subject, stored in document.rules.items():
         for level in LEVELS:
-            _put_rules(policies, subject, level, stored.of(level))
+            _put_rules(policies, subject, level, stored.of(level), note)
     return policies
 
 
 def document_of(policies: Policies) -> PolicyDocument:
     """Return the stored form of *policies*."""
     rules = {subject: stored_policies(policies, subject) for subject in policies}
-    return PolicyDocument(dict(policies.members.users), dict(policies.members.groups), rules)
+    users = {
+        name: StoredUser(user.groups, user.administrator, user.disabled)
+        for name, user in policies.members.users.items()
+    }
+    return PolicyDocument(users=users, groups=dict(policies.members.groups), rules=rules)
 
 
 def stored_policies(policies: Policies, subject: str) -> StoredPolicies:
@@ -108,7 +169,7 @@ def stored_policies(policies: Policies, subject: str) -> StoredPolicies:
     return StoredPolicies(custom, default)
 
 
-def _put_rules(policies: Policies, subject: str, level: PolicyLevel, rules: tuple[StoredRule, ...]) -> None:
+def _put_rules(policies: Policies, subject: str, level: PolicyLevel, rules: tuple[StoredRule, ...], note: Note) -> None:
     for number, stored in enumerate(rules, 1):
         try:
             count = len(policies)
@@ -116,10 +177,10 @@ def _put_rules(policies: Policies, subject: str, level: PolicyLevel, rules: tupl
             if len(policies) == count:
                 raise PolicyError(f"there is another rule about {stored.resource!r}", "resource")
         except PolicyError as error:
-            raise error.inside(_place_of_subject(subject), f"{level} rule {number}") from error
+            note(error.inside(_place_of_subject(subject), f"{level} rule {number}"))
 
 
-def _decode_each(raws: Mapping[str, Raw], kind: type[T], place: Callable[[str], str]) -> dict[str, T]:
+def decode_each(raws: Mapping[str, Raw], kind: type[T], place: Callable[[str], str], note: Note) -> dict[str, T]:
     """Return each of *raws* as a *kind*; an error says which one, by *place* of its key."""
     decoder = msgspec.json.Decoder(kind)
     found = {}
@@ -127,7 +188,7 @@ def _decode_each(raws: Mapping[str, Raw], kind: type[T], place: Callable[[str], 
         try:
             found[key] = _decode(decoder, raw)
         except PolicyError as error:
-            raise error.inside(place(key)) from error
+            note(error.inside(place(key)))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Final, final
 from msgspec import Struct
 
 from martlet.contracts import Question, Verdict
-from martlet_acl.policy.asked import Asked
+from martlet_acl.policy.asked import Asked, outer_question
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel, Standing, find, subjects_of, verdict_of
 from martlet_acl.policy.policy import Precedence, precedence_of
 from martlet_acl.policy.resources import expand, levels_of_user
@@ -45,7 +45,8 @@ class Explanation(Struct, frozen=True):
       verdict: the same, or a refusal with a reason. For a name inside a topic the topic is asked about first, and this
         is what follows from both.
       subjects: those whose rules count.
-      of_topic: the explanation for the topic, if the question is about a name inside it.
+      of_topic: the explanation for the topic, if the question is about a name inside it; for a shared group that for
+        all shared groups.
     """
 
     question: Question
@@ -59,10 +60,9 @@ class Explanation(Struct, frozen=True):
 def explain(policies: Policies, question: Question) -> Explanation:
     """Return the verdict on *question* and how it comes about."""
     of_topic = None
-    if question.kind == "name":
-        topic = question.name.partition("/")[0]
-        identity, action, address = question.identity, question.action, question.address
-        of_topic = explain(policies, Question(identity, action, "topic", topic, address))
+    outer = outer_question(question)
+    if outer is not None:
+        of_topic = explain(policies, outer)
     standing = policies.standing_of(question.identity)
     if standing.verdict is not None:
         return Explanation(question, standing.verdict, standing.verdict, of_topic=of_topic)

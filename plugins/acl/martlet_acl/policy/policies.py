@@ -109,7 +109,7 @@ class Policies:
     def rules_of(self, subject: str, level: PolicyLevel) -> list[Rule]:
         """Return the rules of *subject*, in the order in which they were added."""
         policies = self._subjects.get(subject)
-        return list(policies[LEVELS.index(level)]) if policies is not None else []
+        return policies[LEVELS.index(level)].all() if policies is not None else []
 
     def put_rule(self, subject: str, level: PolicyLevel, rule: Rule) -> None:
         """Add *rule*, which replaces the one about the same resource. Raises `PolicyError`."""

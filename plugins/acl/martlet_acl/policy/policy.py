@@ -45,6 +45,10 @@ class Policy:
     def __len__(self) -> int:
         return len(self.rules) + len(self.templates)
 
+    def all(self) -> list[Rule]:
+        """Return all rules; also called in a worker thread while this one changes."""
+        return [*self.rules.values(), *self.templates.values()]
+
     def __iter__(self) -> Iterator[Rule]:
         yield from self.rules.values()
         yield from self.templates.values()

@@ -12,6 +12,7 @@ __all__ = [
     "ANONYMOUS",
     "EVERYBODY",
     "check_group_name",
+    "check_key_name",
     "check_user_name",
     "group_subject",
     "parse_subject",
@@ -69,9 +70,14 @@ def check_group_name(name: str) -> None:
     _check_name("group", name)
 
 
+def check_key_name(name: str) -> None:
+    """Raise `PolicyError` unless *name* may be that of an access key."""
+    _check_name("access key", name)
+
+
 def _check_name(kind: str, name: str) -> None:
     if not name:
-        raise PolicyError(f"a {kind} has an empty name")
+        raise PolicyError(f"{'an' if kind[0] == 'a' else 'a'} {kind} has an empty name")
     if len(name) > NAME_MAX:
         raise PolicyError(f"{kind} {name[:40]!r} and so on has {len(name)} characters; {NAME_MAX} are allowed")
     if _UNPRINTABLE.search(name):

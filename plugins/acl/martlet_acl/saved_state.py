@@ -1,0 +1,221 @@
+"""The state of a running broker: written to its files after each change, and read again after somebody edited them."""
+
+import logging
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Final, final
+
+import trio
+
+from martlet.broker import Broker
+from martlet.errors import Reason, Refused
+from martlet.runtime.steps import Steps
+from martlet.store.disk.files import read_file
+from martlet.tables.saved import Table
+from martlet_acl.credentials import UserSecrets
+from martlet_acl.files import (
+    POLICIES,
+    SECRETS,
+    AclFilesError,
+    FileVersions,
+    LoadedFiles,
+    load,
+    load_newest,
+    policies_in_steps,
+    secrets_in_steps,
+)
+from martlet_acl.state import AclState
+
+__all__ = ["SECRET_MODE", "SavedState"]
+
+log = logging.getLogger("martlet.acl")
+
+FILES: Final = (SECRETS, POLICIES)  # in the order in which they are written
+SECRET_MODE: Final = 0o600
+
+Stamp = tuple[int, ...] | None
+
+
+@final
+class SavedState:
+    """Users, groups, rules and secrets of one broker, and the tables that write them.
+
+    Hold *lock* while you change the state, so that files that somebody edits meanwhile are not read between.
+
+    Raises:
+      AclFilesError: the files are missing or invalid.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._disk = broker.store.disk
+        self.lock = trio.Lock()
+        self.changed: list[Callable[[AclState], None]] = []  # called with the state before
+        # Digests by file: what was on the disk when it was looked up last, and what was rendered since.
+        self._on_disk: dict[str, bytes] = {}
+        self._written: dict[str, bytes] = {}
+        self._seen: dict[str, Stamp] = {}  # stamps of files whose content is one of these
+        self._tried: tuple[Stamp, ...] = ()  # stamps of files that have errors
+        loaded = _load_newest(broker)
+        for text in loaded.warnings:
+            log.error("%s", text)
+        self.state = loaded.state
+        self._versions = loaded.versions
+        for file in FILES:
+            if file not in loaded.rejected:
+                self._on_disk[file] = _digest(read_file(self._disk, self._path(file)) or b"")
+        # The secrets that were rendered last, with their version: the other file has to agree with them.
+        self._rendered: Mapping[str, UserSecrets] = {}
+        self._version = 0
+        self._writes_before = 0
+        self._secrets = Table(SECRETS, self._freeze_secrets, _load_nothing, urgent=True, mode=SECRET_MODE)
+        self._policies = Table(POLICIES, self._freeze_policies, _load_nothing, urgent=True)
+        for table in (self._secrets, self._policies):
+            broker.tables.register(table)
+
+    # writing
+
+    def note_change(self) -> None:
+        """Put a change of the state into effect, and write it soon."""
+        self._secrets.change()
+        self._policies.change()
+        self._put_into_effect(self.state)
+
+    def _put_into_effect(self, before: AclState) -> None:
+        self._broker.authentication.changed()
+        self._broker.rules.changed()
+        for tell in self.changed:
+            tell(before)
+
+    async def wait_saved(self) -> None:
+        """Return once all changes are on the disk.
+
+        Raises:
+          Refused: they cannot be written now (Reason.UNAVAILABLE).
+        """
+        problems: list[str] = []
+        done = trio.Event()
+
+        def tell(problem: str) -> None:
+            problems.append(problem)
+            done.set()
+
+        self._broker.call_when_saved(tell)
+        await done.wait()
+        if problems[0] and (self._secrets.dirty or self._policies.dirty):
+            text = "the change is in effect, but not on the disk yet; the broker tries again"
+            raise Refused(Reason.UNAVAILABLE, f"{text}: {problems[0]}")
+
+    def _freeze_secrets(self, position: int) -> Steps[list[bytes]]:
+        self.state.version += 1
+        self._version = self.state.version
+        self._rendered = dict(self.state.secrets)
+        self._writes_before = self._secrets.writes
+        return self._render(SECRETS, secrets_in_steps(self._version, self._rendered))
+
+    def _freeze_policies(self, position: int) -> Steps[list[bytes]]:
+        if self._secrets.writes == self._writes_before:
+            raise OSError(f"{SECRETS} must be written first")
+        return self._render(POLICIES, policies_in_steps(self.state, self._version, self._rendered))
+
+    def _render(self, file: str, steps: Steps[list[bytes]]) -> Steps[list[bytes]]:
+        """Render *file*, in a worker thread."""
+        if self._is_edited(file):
+            raise OSError("somebody has edited it; repeat the change once the edited file is in use")
+        pieces = yield from steps
+        self._written[file] = _digest(*pieces)
+        policies, secrets = self._versions.policies, self._versions.secrets
+        self._versions = (
+            FileVersions(policies, self._version) if file == SECRETS else FileVersions(self._version, secrets)
+        )
+        return pieces
+
+    # reading
+
+    async def reload(self) -> None:
+        """Read the files if somebody has edited them. If they are invalid, log each problem and keep the old state."""
+        async with self.lock:
+            try:
+                await self.take_edits()
+            except AclFilesError as error:
+                for text in error.problems:
+                    log.error("%s", text)
+                log.error("the edited files are not used; users and rules stay as they were")
+
+    async def watch(self, interval_s: float) -> None:
+        """Call `reload` soon after each change of the files."""
+        while True:
+            await trio.sleep(interval_s)
+            if self._stamps() not in (tuple(map(self._seen.get, FILES)), self._tried):
+                await self.reload()
+
+    async def take_edits(self) -> None:
+        """Read the files if somebody has edited them; the caller holds the lock.
+
+        Raises:
+          AclFilesError: they are invalid.
+        """
+        self._tried = self._stamps()
+        loaded = await trio.to_thread.run_sync(self._read_edits)
+        if loaded is None:
+            return
+        before, self.state = self.state, loaded.state
+        self.state.version = max(before.version, self.state.version)
+        self._versions = loaded.versions
+        for text in loaded.warnings:
+            log.warning("%s", text)
+        log.info("took over edited files: %d users, %d rules", len(self.state.users), len(self.state.policies))
+        self._put_into_effect(before)
+
+    def _read_edits(self) -> LoadedFiles | None:
+        if not any(map(self._is_edited, FILES)):
+            return None
+        secrets, policies = (
+            next(iter(self._broker.store.data_directory.read_generations(file)), None) for file in FILES
+        )
+        if policies is None:
+            raise AclFilesError([f"{POLICIES} is missing; restore it from a backup"])
+        loaded = load(policies, secrets, self._versions)
+        self._on_disk = {POLICIES: _digest(policies), SECRETS: _digest(secrets or b"")}
+        self._written = {}
+        return loaded
+
+    def _path(self, file: str) -> str:
+        return f"{self._broker.store.data_directory.path}/{file}"
+
+    def _stamps(self) -> tuple[Stamp, ...]:
+        return tuple(self._disk.stamp(self._path(file)) for file in FILES)
+
+    def _is_edited(self, file: str) -> bool:
+        """Whether *file* has a content that this broker has neither written nor read; called in a worker thread."""
+        stamp = self._disk.stamp(self._path(file))
+        if stamp is None or stamp == self._seen.get(file):
+            return False
+        data = read_file(self._disk, self._path(file))
+        if data:
+            digest = _digest(data)
+            if digest not in (self._on_disk.get(file), self._written.get(file)):
+                return True
+            self._on_disk[file] = digest
+        self._seen[file] = stamp
+        return False
+
+
+def _load_newest(broker: Broker) -> LoadedFiles:
+    try:
+        return load_newest(broker.store.data_directory.read_generations)
+    except AclFilesError as error:
+        for text in error.problems[1:]:  # the first one is in the error itself
+            log.error("%s", text)
+        raise
+
+
+def _digest(*pieces: bytes) -> bytes:
+    found = blake2b(digest_size=16)
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
+
+
+def _load_nothing(data: bytes) -> None:
+    """`SavedState` reads both files together."""
