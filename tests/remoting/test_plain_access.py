@@ -41,6 +41,7 @@ async def test_an_account_becomes_a_user_with_an_access_key(client: FakeClient, 
         AccessRule("group:g", both, "allow"),
     )
     assert control.policies["user:alice"].default == (
+        AccessRule("topic:c", ("publish",), "deny"),
         AccessRule("topic:*", ("all",), "deny"),
         AccessRule("group:*", ("subscribe",), "allow"),
     )
@@ -54,6 +55,20 @@ async def test_a_list_is_replaced_as_a_whole_and_what_is_missing_stays(
     rules = {rule.resource: rule.actions for rule in control.policies["user:alice"].custom}
     assert rules == {"topic:b": ("subscribe",), "topic:c": ("subscribe",), "group:g": ("subscribe",)}
     assert control.secrets["alice"] == b"a secret"
+
+
+async def test_a_permission_replaces_the_default_as_a_whole(client: FakeClient, control: FakeAccessControl) -> None:
+    await client.ask(UPDATE, {**ALICE, "topicPerms": "a=PUB,b=SUB", "defaultTopicPerm": "PUB|SUB"})
+    both = ("publish", "subscribe")
+    assert list(control.policies["user:alice"].default) == [
+        AccessRule("topic:a", ("subscribe",), "deny"),
+        AccessRule("topic:b", ("publish",), "deny"),
+        AccessRule("topic:*", both, "allow"),
+    ]
+    await client.ask(UPDATE, {"accessKey": "alice", "topicPerms": "a=PUB|SUB"})
+    policy = control.policies["user:alice"]
+    assert policy.custom == (AccessRule("topic:a", both, "allow"),)
+    assert policy.default == (AccessRule("topic:*", both, "allow"),)
 
 
 async def test_administrators_are_made_by_administrators(

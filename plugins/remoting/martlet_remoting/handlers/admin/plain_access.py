@@ -34,6 +34,7 @@ WORDS: Final[Mapping[frozenset[str], AccessRule]] = {
     frozenset(("PUB", "SUB")): AccessRule("", ("publish", "subscribe"), "allow"),
     frozenset(("DENY",)): AccessRule("", ("all",), "deny"),
 }
+KINDS: Final = ("topic", "group")
 # What a topic or a group can be called in RocketMQ; everything else would mean more in a rule than in an account.
 NAME: Final = re.compile(r"[%|\w-]+", re.ASCII)
 
@@ -47,20 +48,15 @@ async def update_account(context: RequestContext, command: Command) -> bytes:
     gate.admin.broker()
     control = access_control(context, command)
     name, change = command.text("accessKey", ""), _user_change(command)
-    custom = {
-        kind: list(_listed_rules(command, kind)) for kind in ("topic", "group") if command.text(f"{kind}Perms", "")
-    }
-    default = list(_default_rules(command))
+    listed = {kind: list(_listed_rules(command, kind)) for kind in KINDS if command.text(f"{kind}Perms", "")}
+    defaults = list(_default_rules(command))
     if control.user(name) is not None:
         await told(control.update_user(name, change, gate.identity), OF_UPDATE)
     elif change.secret is None:
         _refuse(f"account {name!r:.80} is new and has no secretKey; send one")
     else:
         await told(control.create_user(name, change, gate.identity), OF_UPDATE)
-    for kind, rules in custom.items():
-        await _replace_rules(control, f"user:{name}", kind, rules, gate.identity)
-    if default:
-        await control.put_rules(f"user:{name}", "default", default, gate.identity)
+    await _put_rules(control, f"user:{name}", listed, defaults, gate.identity)
     return reply(command)
 
 
@@ -82,7 +78,7 @@ def _listed_rules(command: Command, kind: str) -> Iterator[AccessRule]:
 
 
 def _default_rules(command: Command) -> Iterator[AccessRule]:
-    for kind in ("topic", "group"):
+    for kind in KINDS:
         if words := command.text(f"default{kind.capitalize()}Perm", "").strip():
             yield _rule(f"{kind}:*", words)
 
@@ -98,16 +94,39 @@ def _refuse(text: str) -> NoReturn:
     raise Declined(NOT_UPDATED, text)
 
 
-async def _replace_rules(
-    control: AccessControl, subject: str, kind: str, rules: list[AccessRule], by: Identity
+async def _put_rules(
+    control: AccessControl,
+    subject: str,
+    listed: Mapping[str, list[AccessRule]],
+    defaults: list[AccessRule],
+    by: Identity,
 ) -> None:
-    """Give *subject* the custom *rules* about resources of *kind*, and no others."""
-    policy, kept = control.policy(subject), {rule.resource for rule in rules}
-    old = [] if policy is None else [rule.resource for rule in policy.custom if rule.resource.startswith(f"{kind}:")]
-    await control.put_rules(subject, "custom", rules, by)
-    for resource in old:
-        if resource not in kept:
-            await control.delete_rules(subject, "custom", resource, by)
+    """Give *subject* the custom rules that are *listed* by kind, and no others of these kinds, and the *defaults*.
+
+    A permission for a topic replaces the default one as a whole: with PUB nobody may subscribe. So what an allowing
+    rule does not say is denied by default.
+    """
+    policy = control.policy(subject)
+    old = [] if policy is None else [rule.resource for rule in policy.custom]
+    for kind, rules in listed.items():
+        rest = [complement for rule in rules if (complement := _complement(rule)) is not None]
+        await control.put_rules(subject, "custom", rules, by)
+        if rest:
+            await control.put_rules(subject, "default", rest, by)
+        kept, completed = {rule.resource for rule in rules}, {rule.resource for rule in rest}
+        for resource in old:
+            if resource.startswith(f"{kind}:") and resource not in kept:
+                await control.delete_rules(subject, "custom", resource, by)
+            if resource.startswith(f"{kind}:") and resource not in completed:
+                await control.delete_rules(subject, "default", resource, by)
+    if defaults:
+        await control.put_rules(subject, "default", defaults, by)
+
+
+def _complement(rule: AccessRule) -> AccessRule | None:
+    """Return the rule that denies what *rule*, which allows, does not say; None if there is nothing to deny."""
+    left = tuple(action for action in ("publish", "subscribe") if action not in rule.actions)
+    return AccessRule(rule.resource, left, "deny") if rule.decision == "allow" and left else None
 
 
 async def delete_account(context: RequestContext, command: Command) -> bytes:
