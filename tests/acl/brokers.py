@@ -140,6 +140,7 @@ def install(plugin: AclPlugin, broker: Broker) -> None:
     """Call the plugin's hooks, as a start does."""
     broker.capabilities = dict(plugin.martlet_capabilities(broker))
     broker.authentication.authenticators = tuple(plugin.martlet_authenticators(broker))
+    broker.authentication.mechanisms = plugin.martlet_mechanisms(broker)
     broker.authorizers = tuple(plugin.martlet_authorizers(broker))
 
 

@@ -88,7 +88,7 @@ async def test_no_secret_is_seen(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_the_statistics_name_the_mode(tmp_path: Path) -> None:
     async def mode() -> object:
         write_files(tmp_path, {"root": {}}, {"everybody": ["allow get on *"]}, groups={"a": ["b"]}, observe=True)
-        async with acl_broker(tmp_path, AclConfig(watch_s=0), protocols=False) as broker:
+        async with acl_broker(tmp_path, AclConfig(watch_s=0, audit_file=""), protocols=False) as broker:
             return broker.plugin.statistics()
 
     found = trio.run(mode)

@@ -53,8 +53,13 @@ class File:
         return self.data
 
 
+def admit(name: str) -> None:
+    if name == "eve":
+        raise Refused(Reason.CREDENTIALS, "user 'eve' is disabled")
+
+
 def made(*keys: dict[str, Any], clock: Now | None = None) -> Tokens:
-    return Tokens(CONFIG, clock or Now(), File(*(keys or map(jwk, PRIVATE))))
+    return Tokens(CONFIG, clock or Now(), admit, File(*(keys or map(jwk, PRIVATE))))
 
 
 def token(key: str = "r", headers: dict[str, Any] | None = None, **changes: Any) -> bytes:
@@ -129,6 +134,13 @@ def test_a_wrong_signature_another_algorithm_and_an_unknown_key_are_refused() ->
         assert "token is signed with" in refused(partial(tokens.check, Password("", wrong)))
 
 
+def test_a_user_who_may_not_log_in_is_refused() -> None:
+    signed = token(sub="eve")
+    assert refused(lambda: made().check(Password("", signed))) == "user 'eve' is disabled"
+    message = b"n,,\x01auth=Bearer " + signed + b"\x01\x01"
+    assert refused(lambda: made().exchange()(message)) == "user 'eve' is disabled"
+
+
 def test_another_user_name_than_the_tokens_is_refused() -> None:
     assert "'bob' is not the user of the token" in refused(lambda: made().check(Password("bob", token())))
 
@@ -159,7 +171,7 @@ def test_another_message_than_oauthbearers_is_refused(message: bytes) -> None:
 
 def test_keys_are_loaded_again_and_a_withdrawn_one_ends_kept_proofs() -> None:
     file = File(jwk("r"), jwk("e"))
-    tokens = Tokens(CONFIG, Now(), file)
+    tokens = Tokens(CONFIG, Now(), admit, file)
     before = tokens.check(Password("", token()))
     before.check()
     assert not tokens.load()
@@ -188,11 +200,11 @@ def test_keys_are_loaded_again_and_a_withdrawn_one_ends_kept_proofs() -> None:
 )
 def test_a_file_that_cannot_be_used_is_an_error_of_the_configuration(keys: list[dict[str, Any]], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        Tokens(CONFIG, Now(), File(*keys))
+        Tokens(CONFIG, Now(), admit, File(*keys))
 
 
 @pytest.mark.parametrize("key", ["token_issuer", "token_audience", "token_user_claim"])
 def test_issuer_and_audience_are_required(key: str) -> None:
     fields = {"jwks": "x", "token_issuer": "i", "token_audience": "a", key: ""}
     with pytest.raises(ConfigError, match=f"acl.{key} is empty"):
-        Tokens(TokenConfig(**fields), Now(), File(jwk("r")))
+        Tokens(TokenConfig(**fields), Now(), admit, File(jwk("r")))

@@ -161,11 +161,8 @@ class Decisions:
         return self._rules.generation
 
     def allows(self, action: Action, name: str) -> bool:
-        """Return whether the identity may do *action* on *name*."""
-        verdict = self._verdict(action, name)
-        if verdict.observed:
-            self._note(action, name, verdict)
-        return verdict.allowed
+        """Return whether the identity may do *action* on *name*; no listener is told."""
+        return self._verdict(action, name).allowed
 
     def check(self, action: Action, name: str) -> bool:
         """Raise `Refused` (NO_PERMISSION) unless the identity may do *action* on *name*.

@@ -32,6 +32,7 @@ from martlet_acl.state import AclState
 __all__ = ["Administration", "StateHolder"]
 
 PASSWORD_BYTES_MAX: Final = 1024
+OWNER: Final = "the owner of the data directory"
 
 
 class StateHolder(Protocol):
@@ -60,10 +61,18 @@ class Administration(AccessControl):
     Args:
       random: returns 32 random bytes.
       cost: of new passwords.
+      note: called after a change with who made it and what it was, for the audit trail.
     """
 
-    def __init__(self, holder: StateHolder, random: Callable[[], bytes], cost: int) -> None:
+    def __init__(
+        self,
+        holder: StateHolder,
+        random: Callable[[], bytes],
+        cost: int,
+        note: Callable[[str, str], None] = lambda by, what: None,
+    ) -> None:
         self._holder = holder
+        self._note = note
         self._random = random
         self._cost = cost
 
@@ -73,8 +82,11 @@ class Administration(AccessControl):
         return self._holder.state
 
     @asynccontextmanager
-    async def _changing(self) -> AsyncIterator[AclState]:
-        """Yield the state to change, and wait until the change is on the disk. An error must leave it unchanged."""
+    async def _changing(self, what: str, by: Identity | None = None) -> AsyncIterator[AclState]:
+        """Yield the state to change, and wait until the change is on the disk. An error must leave it unchanged.
+
+        *what* and *by* are for the audit trail.
+        """
         async with self._holder.lock:
             try:
                 await self._holder.take_edits()
@@ -85,13 +97,14 @@ class Administration(AccessControl):
             except PolicyError as error:
                 raise Refused(Reason.PARAMETER, str(error)) from error
             self._holder.note_change()
+            self._note(OWNER if by is None else by.name, what)
         await self._holder.wait_saved()
 
     # users
 
     async def create_user(self, name: str, change: UserChange, by: Identity | None) -> None:
         verifier = await self._hash(change.password)
-        async with self._changing() as state:
+        async with self._changing(f"create user {name}", by) as state:
             _check_administrator(state, by, UserRecord(), change)
             if name in state.users:
                 raise Refused(Reason.ILLEGAL, f"user {name!r} exists already")
@@ -99,7 +112,7 @@ class Administration(AccessControl):
 
     async def update_user(self, name: str, change: UserChange, by: Identity | None) -> None:
         verifier = await self._hash(change.password)
-        async with self._changing() as state:
+        async with self._changing(f"update user {name}", by) as state:
             user = _existing(state, name)
             _check_administrator(state, by, user, change)
             _put_user(state, name, user, change, verifier)
@@ -107,14 +120,14 @@ class Administration(AccessControl):
     async def delete_user(self, name: str, by: Identity | None) -> bool:
         if name not in self.state.users:
             return False
-        async with self._changing() as state:
+        async with self._changing(f"delete user {name}", by) as state:
             _check_administrator(state, by, state.users.get(name, UserRecord()), UserChange())
             state.remove_user(name)
         return True
 
     async def remove_password(self, name: str) -> None:
         """Let the user *name* have no password."""
-        async with self._changing() as state:
+        async with self._changing(f"remove password of user {name}") as state:
             _existing(state, name)
             state.put_password(name, "")
 
@@ -143,19 +156,19 @@ class Administration(AccessControl):
 
     async def put_key(self, name: str, access_key: str, key: SecretKey) -> None:
         """Give the user *name* an access key, or replace one of his."""
-        async with self._changing() as state:
+        async with self._changing(f"put access key {access_key} of user {name}") as state:
             _existing(state, name)
             state.put_key(name, access_key, key)
 
     async def switch_key(self, access_key: str, *, disabled: bool) -> None:
         """Disable or enable an access key."""
-        async with self._changing() as state:
+        async with self._changing(f"{'disable' if disabled else 'enable'} access key {access_key}") as state:
             name = _owner(state, access_key)
             state.put_key(name, access_key, replace(state.secrets_of(name).keys[access_key], disabled=disabled))
 
     async def delete_key(self, access_key: str) -> None:
         """Delete an access key."""
-        async with self._changing() as state:
+        async with self._changing(f"delete access key {access_key}") as state:
             _owner(state, access_key)
             state.remove_key(access_key)
 
@@ -163,18 +176,18 @@ class Administration(AccessControl):
 
     async def put_group(self, name: str, groups: Sequence[str]) -> None:
         """Let the group *name* be in *groups*, and in no others."""
-        async with self._changing() as state:
+        async with self._changing(f"put group {name}") as state:
             state.policies.put_group(name, groups)
 
     async def delete_group(self, name: str) -> None:
         """Let the group *name* be in no other group, nobody be in it, and let it have no rules."""
-        async with self._changing() as state:
+        async with self._changing(f"delete group {name}") as state:
             state.remove_group(name)
 
     # rules
 
     async def put_rules(self, subject: str, level: RuleLevel, rules: Sequence[AccessRule], by: Identity | None) -> None:
-        async with self._changing() as state:
+        async with self._changing(f"put {len(rules)} {level} rules of {subject}", by) as state:
             state.put_rules(subject, level, [_parsed(rule) for rule in rules])
 
     async def delete_rules(self, subject: str, level: RuleLevel | None, resource: str, by: Identity | None) -> int:
@@ -182,7 +195,7 @@ class Administration(AccessControl):
         if not any(_rules_about(self.state, subject, each, resource) for each in levels):
             return 0
         count = 0
-        async with self._changing() as state:
+        async with self._changing(f"delete rules of {subject} about {resource or 'everything'}", by) as state:
             for each in levels:
                 for rule in _rules_about(state, subject, each, resource):
                     state.policies.remove_rule(subject, each, rule.resource.text)
@@ -201,7 +214,7 @@ class Administration(AccessControl):
 
     async def set_observing(self, *, observe: bool) -> None:
         """Enforce the rules, or only observe them."""
-        async with self._changing() as state:
+        async with self._changing("observe" if observe else "enforce") as state:
             state.observe = observe
 
 

@@ -26,6 +26,7 @@ from martlet.contracts import (
 from martlet.errors import Reason, Refused
 from martlet_acl.passwords import Verifier, parse_verifier, unknown_verifier
 from martlet_acl.state import AclState
+from martlet_acl.tokens import Tokens, is_token
 
 __all__ = ["Logins"]
 
@@ -37,6 +38,7 @@ class Logins:
     Args:
       random: returns 32 random bytes.
       cost: of the check for users who do not exist.
+      tokens: verifies tokens that come as passwords; None if they are not in use.
       observe: called with the name, the method and the reason of a login that would be refused; from any thread.
     """
 
@@ -46,10 +48,12 @@ class Logins:
         random: Callable[[], bytes],
         cost: int,
         observe: Callable[[str, str, str], None],
+        tokens: Tokens | None = None,
     ) -> None:
         self._state = state
         self._random = random
         self._observe = observe
+        self._tokens = tokens
         self._unknown = unknown_verifier(random() + random(), cost)
         self._unknown_secret = random()
 
@@ -58,6 +62,8 @@ class Logins:
     ) -> Identity | PasswordCheck | SigningSecret | None:
         """An `Authenticator`. Rules decide what a client without credentials may do."""
         match credentials:
+            case Password(_, password) if self._tokens is not None and is_token(password):
+                return self._check_token(self._tokens, credentials)
             case Password(name, password):
                 return self._check_password(name, password)
             case AccessKey(access_key):
@@ -69,6 +75,17 @@ class Logins:
                 return self._check_certificate(name)
             case Nobody():
                 return None
+
+    def _check_token(self, tokens: Tokens, credentials: Password) -> Identity | PasswordCheck:
+        if not self._state().observe:
+            return tokens.check(credentials)
+        try:
+            check = tokens.check(credentials)
+        except Refused as refused:
+            self._observe(credentials.user, "token", str(refused))
+            return Identity(credentials.user)
+        name = check.identity.name
+        return PasswordCheck(check.identity, self._random(), partial(self._verify_observed, name, check.check))
 
     def _check_password(self, name: str, password: bytes) -> PasswordCheck:
         state = self._state()
@@ -90,7 +107,7 @@ class Logins:
         if is_disabled:
             raise Refused(Reason.CREDENTIALS, f"user {name!r} is disabled")
 
-    def _verify_observed(self, name: str, check: Callable[[], None]) -> None:
+    def _verify_observed(self, name: str, check: Callable[[], object]) -> None:
         try:
             check()
         except Refused as refused:

@@ -1,23 +1,32 @@
 """The plugin: authenticates users, decides by rules, and lets administrators change both."""
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import trio
 
 from martlet.broker import Broker
 from martlet.config import Settings
-from martlet.contracts import AccessControl, AccessEvent, Authenticator, Authorizer, Service
+from martlet.contracts import AccessControl, AccessEvent, Authenticator, Authorizer, Mechanism, Service
+from martlet.errors import ConfigError, MartletError, Reason, Refused
+from martlet.message import Message, encode_properties
 from martlet.plugins.hooks import Hooks
 from martlet_acl.administration import Administration
+from martlet_acl.audit import AuditFile, AuditTrail
 from martlet_acl.authorizer import RuleAuthorizer
 from martlet_acl.config import AclConfig
 from martlet_acl.logins import Logins
 from martlet_acl.observations import Observations
 from martlet_acl.saved_state import SavedState
 from martlet_acl.state import AclState
+from martlet_acl.tokens import OAUTHBEARER, Tokens
 
 __all__ = ["AclPlugin"]
+
+log = logging.getLogger("martlet.acl")
 
 
 class AclPlugin(Hooks):
@@ -43,27 +52,83 @@ class AclPlugin(Hooks):
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
         saved = self._saved = SavedState(broker)
         self.observations = Observations(broker.clock.now_ms)
-        self.administration = Administration(saved, broker.ids.key, self._config.password_cost)
+        self._trail = self._begin_audit(broker) if self._config.audit_file else None
+        note = self._trail.note_change if self._trail is not None else _note_nothing
+        self.administration = Administration(saved, broker.ids.key, self._config.password_cost, note)
+        self._tokens = Tokens(self._config, broker.clock, self._admit) if self._config.jwks else None
         broker.stats.add("acl", self.statistics)
         broker.rules.listeners.append(self._note_event)
         return {AccessControl: self.administration}
 
     def martlet_authenticators(self, broker: Broker) -> Sequence[Authenticator]:
         cost, note = self._config.password_cost, self.observations.note_login
-        return (Logins(self.state, broker.ids.key, cost, note).authenticate,)
+        logins = Logins(self.state, broker.ids.key, cost, note, self._tokens)
+        return (logins.authenticate,)
+
+    def martlet_mechanisms(self, broker: Broker) -> Mapping[str, Mechanism]:
+        return {OAUTHBEARER: self._tokens.exchange} if self._tokens is not None else {}
 
     def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
         return (RuleAuthorizer(self.state),)
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
-        return (self._watch,) if self._config.watch_s else ()
+        services: list[Service] = []
+        if self._config.watch_s:
+            services.append(self._watch)
+            if self._tokens is not None:
+                services.append(partial(self._watch_keys, self._tokens, broker))
+        if self._trail is not None:
+            services.append(self._trail.run)
+        return services
 
     def martlet_reload(self) -> None:
         if self._saved is not None:
             trio.from_thread.run(self._saved.reload)
+            if self._tokens is not None:
+                self._tokens.load()
 
     async def _watch(self) -> None:
         await self.saved.watch(self._config.watch_s)
+
+    async def _watch_keys(self, tokens: Tokens, broker: Broker) -> None:
+        """Load the keys of tokens again when their file has changed; one error line for each wrong content."""
+        told = ""
+        while True:
+            await trio.sleep(self._config.watch_s)
+            try:
+                if await trio.to_thread.run_sync(tokens.load):
+                    log.info("acl.jwks has changed; its keys were loaded again")
+                told = ""
+            except ConfigError as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.error("%s; the keys loaded before stay in use", error)
+
+    def _begin_audit(self, broker: Broker) -> AuditTrail:
+        config = self._config
+        path = os.path.join(broker.store.data_directory.path, config.audit_file)
+        file = AuditFile(path, config.audit_bytes_max, config.audit_files_max)
+        publish = partial(self._publish_audit, broker) if config.audit_topic else None
+        trail = AuditTrail(file, broker.clock, publish)
+        broker.authentication.listeners.append(trail.note_login)
+        broker.rules.listeners.append(trail.note_access)
+        return trail
+
+    def _publish_audit(self, broker: Broker, lines: Sequence[tuple[str, bytes]]) -> None:
+        """Publish lines of the audit trail; what is refused, because the disk is full, is only in the file."""
+        topic = self._config.audit_topic
+        try:
+            broker.topics.ensure(topic, 1)
+            messages = [Message(topic, line.rstrip(), encode_properties({"TAGS": kind})) for kind, line in lines]
+            broker.publish_all(messages)
+        except MartletError as error:
+            log.error("the topic %r of the audit trail cannot be written; %s", topic, error)
+
+    def _admit(self, name: str) -> None:
+        """Raise `Refused` if the user *name* of a token is disabled; it need not exist."""
+        user = self.state().users.get(name)
+        if user is not None and user.disabled and not self.state().observe:
+            raise Refused(Reason.CREDENTIALS, f"user {name!r} is disabled")
 
     def _note_event(self, event: AccessEvent) -> None:
         if event.verdict.observed:
@@ -80,4 +145,8 @@ class AclPlugin(Hooks):
             "rules": len(state.policies),
             "version": state.version,
             "observed": self.observations.count,
+            **({f"audit_{name}": count for name, count in self._trail.statistics().items()} if self._trail else {}),
         }
+
+
+def _note_nothing(by: str, what: str) -> None: ...

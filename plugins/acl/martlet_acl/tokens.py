@@ -28,6 +28,7 @@ __all__ = ["OAUTHBEARER", "TokenConfig", "Tokens", "is_token"]
 OAUTHBEARER: Final = "OAUTHBEARER"
 ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
 TOKEN_BYTES_MAX: Final = 16_384
+FILE_BYTES_MAX: Final = 1 << 20
 NAME_MAX: Final = 255
 GROUPS_MAX: Final = 100
 LEEWAY_MS: Final = 30_000  # for clocks that differ
@@ -42,6 +43,11 @@ class TokenConfig(Settings):
     token_audience: str = setting("", "a value that the claim aud of a token must have; required with jwks")
     token_user_claim: str = setting("sub", "the claim with the user's name")
     token_groups_claim: str = setting("groups", "the claim with a list of the user's groups; empty: none")
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(FILE_BYTES_MAX)
 
 
 def is_token(password: bytes) -> bool:
@@ -61,18 +67,25 @@ class _Claims(Struct, frozen=True):
 class Tokens:
     """Proves identities by tokens, with the keys in ``config.jwks``.
 
-    *read* returns the content of a file; it raises `OSError`.
+    *admit* raises `Refused` for a user who may not log in; *read* returns the content of a file, or raises `OSError`.
 
     Raises:
       ConfigError: the file cannot be used, a key of the configuration is missing, or PyJWT is.
     """
 
-    def __init__(self, config: TokenConfig, clock: Clock, read: Callable[[str], bytes]) -> None:
+    def __init__(
+        self,
+        config: TokenConfig,
+        clock: Clock,
+        admit: Callable[[str], None],
+        read: Callable[[str], bytes] = _read,
+    ) -> None:
         for name in ("token_issuer", "token_audience", "token_user_claim"):
             if not getattr(config, name):
                 raise ConfigError(f"acl.{name} is empty; with acl.jwks it must be set")
         self._config = config
         self._clock = clock
+        self._admit = admit
         self._read = read
         self._keys: Mapping[str, PyJWK] = {}
         self._digest = b""
@@ -143,6 +156,7 @@ class Tokens:
         name = claims.get(config.token_user_claim)
         if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
             raise _refused(f"claim {config.token_user_claim!r} of the token is no name of 1 to {NAME_MAX} characters")
+        self._admit(name)
         return _Claims(algorithm, key_id, Identity(name, self._groups(claims), expires_ms))
 
     def _check_time(self, claims: Mapping[str, Any]) -> int:

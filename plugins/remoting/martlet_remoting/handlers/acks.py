@@ -20,6 +20,7 @@ from martlet.groups.group import SharedGroup
 from martlet.runtime.steps import Budget, Steps
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
+from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.handlers.bodies import integer, items, read_body, text
 from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply
 from martlet_remoting.handlers.pops import NOTHING, check_invisible
@@ -64,6 +65,8 @@ def ack_run(context: RequestContext, gate: Gate, acks: Sequence[Ack]) -> int:
         if not heads:
             break
         fields, offsets = heads[0].fields, [head.fields.offset for head in heads]
+        if not (gate.allows("subscribe", RETRY_PREFIX + fields.group) and gate.allows("subscribe", fields.topic)):
+            break  # refused as a single request
         try:
             shared_group = _shared_group(context, gate, fields, offsets[-1])
             pop_ms = handle_ms(fields.handle)

@@ -112,10 +112,12 @@ def send_run(context: RequestContext, gate: Gate, sends: Sequence[Send]) -> int:
 
 
 def _ask_grant(gate: Gate, name: str) -> PublishGrant | None:
-    """Return the grant for the first message to a topic, or for each message if its name decides."""
+    """Return the grant for the first message to a topic; None to leave a refusal to the path of single messages."""
+    if not gate.allows("publish", name):
+        return None
     try:
         return gate.check_publish(name)
-    except Refused:
+    except Refused:  # the topic is internal
         return None
 
 
