@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from martlet_remoting.wire.signatures import SigningKey
+
 from . import class_archives, fetch, wire
 from .process import Process, free_port, free_ports
 
@@ -73,11 +75,18 @@ class Broker:
     """
 
     def __init__(
-        self, folder: Path, name_server: str, settings: Mapping[str, str] | None = None, *, tls: bool = False
+        self,
+        folder: Path,
+        name_server: str,
+        settings: Mapping[str, str] | None = None,
+        *,
+        tls: bool = False,
+        key: SigningKey | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.tls = tls
+        self.key = key  # signs the question to the name server
         self.name_server = name_server
         # It also listens on port - 2 (the "VIP" port) and port + 1 (replication).
         port = free_ports((0, -2, 1))
@@ -123,7 +132,7 @@ class Broker:
         self.process.wait_until(self._answer, "the broker")
 
     def _answer(self) -> bool | None:
-        known = wire.ask(self.name_server, wire.GET_BROKER_CLUSTER_INFO)
+        known = cluster_info(self.name_server, self.key)
         if known is None or self.address not in known.body.decode():
             return None
         return True if wire.ask(self.address, wire.GET_BROKER_RUNTIME_INFO) else None
@@ -135,9 +144,15 @@ class Broker:
         self.process.kill()
 
 
-def brokers_known(name_server: str) -> dict[str, dict[str, str]]:
+def cluster_info(name_server: str, key: SigningKey | None) -> wire.Answer | None:
+    """Return what a name server answers about its cluster to a request that *key* signs."""
+    fields = key.sign(wire.GET_BROKER_CLUSTER_INFO, {}, b"") if key is not None else {}
+    return wire.ask(name_server, wire.GET_BROKER_CLUSTER_INFO, {field: str(value) for field, value in fields.items()})
+
+
+def brokers_known(name_server: str, key: SigningKey | None = None) -> dict[str, dict[str, str]]:
     """Return what a name server answers about its brokers: name -> (id -> address)."""
-    answer = wire.ask(name_server, wire.GET_BROKER_CLUSTER_INFO)
+    answer = cluster_info(name_server, key)
     if answer is None:
         return {}
     # RocketMQ writes number keys without quotes.

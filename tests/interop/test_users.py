@@ -18,9 +18,11 @@ from martlet_remoting.wire.signatures import SigningKey
 
 from . import fetch, wire
 from .conftest import RocketMQ
-from .java import Failed, Java, Jvm, found, message
+from .java import Failed, Java, Jvm, Queue, found, message
 from .martlet_process import Martlet
+from .other_clients import Program
 from .process import Process, eventually
+from .rocketmq import Broker, NameServer, brokers_known
 
 ANN = {"access_key": "ann", "secret_key": "ann's secret"}  # may do everything
 BOB = {"access_key": "bob", "secret_key": "bob's secret"}  # may do nothing
@@ -47,6 +49,7 @@ def key(user: Mapping[str, str]) -> SigningKey:
 
 def closed_martlet(folder: Path, more: Mapping[str, str] | None = None) -> Martlet:
     """Start a broker that knows the users, with *more* settings."""
+    folder.mkdir(exist_ok=True)
     (folder / "users.toml").write_text(USERS)
     settings = {
         "plugins.enabled": '["nameserver", "remoting", "users"]',
@@ -56,9 +59,10 @@ def closed_martlet(folder: Path, more: Mapping[str, str] | None = None) -> Martl
     return Martlet(folder, settings, environment=users_plugin(folder))
 
 
-def closed_rocketmq(folder: Path) -> RocketMQ:
+def closed_settings() -> dict[str, str]:
+    """The settings of a real broker that knows ann."""
     auth = "org.apache.rocketmq.auth"
-    settings = {
+    return {
         "authenticationEnabled": "true",
         "authenticationProvider": f"{auth}.authentication.provider.DefaultAuthenticationProvider",
         "authenticationMetadataProvider": f"{auth}.authentication.provider.LocalAuthenticationMetadataProvider",
@@ -68,7 +72,6 @@ def closed_rocketmq(folder: Path) -> RocketMQ:
         "initAuthenticationUser": json.dumps({"username": "ann", "password": ANN["secret_key"]}),
         "innerClientAuthenticationCredentials": json.dumps({"accessKey": "ann", "secretKey": ANN["secret_key"]}),
     }
-    return RocketMQ(folder, settings)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def target(
     if target_kind == "martlet":
         broker: RocketMQ | Martlet = closed_martlet(folder)
     else:
-        broker = closed_rocketmq(folder)
+        broker = RocketMQ(folder, closed_settings())
         tool = Java(jvms(fetch.SERVER_VERSION), broker.name_server)
         for user in BOB, DORA:
             words = ("-u", user["access_key"], "-p", user["secret_key"], "-t", "Normal")
@@ -136,6 +139,68 @@ def test_a_java_client_that_may_only_read_gets_the_route_and_sends_nothing(
     assert sent.error is not None
     assert sent.error.code == NO_PERMISSION
     assert newest.queries(**DORA).offsets(newest.producer(**ANN).queues(topic)[0])["max"] == 0
+
+
+@pytest.mark.parametrize("token", ["", "session"])
+def test_a_go_client_with_the_right_key_is_served(
+    go: Program,
+    newest: Java,
+    target: RocketMQ | Martlet,
+    target_kind: str,
+    name: Name,
+    monkeypatch: pytest.MonkeyPatch,
+    token: str,
+) -> None:
+    """It signs its requests to the name server too, without the token that it sends with them."""
+    if token and target_kind == "rocketmq":
+        return  # RocketMQ 5 verifies the token as well, which this client does not sign
+    topic = name("go")
+    newest.queries(**ANN).create_topic(topic, target.address, queues=2)
+    for variable, value in {"ACCESS_KEY": ANN["access_key"], "SECRET_KEY": ANN["secret_key"], "TOKEN": token}.items():
+        monkeypatch.setenv(f"INTEROP_{variable}", value)
+    sent = [line for line in go.run("produce", target.name_server, topic, "2") if line.get("how") == "sync"]
+    assert [line["status"] for line in sent] == [0, 0]
+    got = go.run("consume", target.name_server, name("group"), topic, "5", "*", "concurrent", "0")
+    assert len({line.get("body") for line in got} - {None}) >= 5
+    monkeypatch.setenv("INTEROP_SECRET_KEY", MALLORY["secret_key"])
+    refused = go.start("produce", target.name_server, topic, "1")
+    assert refused.child.wait(120) != 0
+
+
+def test_brokers_prove_themselves_to_name_servers_of_either_kind(
+    tmp_path: Path, jvms: Callable[[str], Jvm], name: Name
+) -> None:
+    """A real broker to Martlet's name server, which asks for it; a Martlet broker to a real one, which does not."""
+    (tmp_path / "secret").write_text(ANN["secret_key"])
+    (tmp_path / "secret").chmod(0o600)
+    host, topic = closed_martlet(tmp_path / "host"), name("mixed")
+    ended: list[Callable[[], object]] = [host.close]
+    try:
+        settings = {"brokerName": "real", **closed_settings()}
+        real = Broker(tmp_path / "real", host.name_server, settings, key=key(ANN))
+        ended.append(real.kill)
+        known = brokers_known(host.name_server, key(ANN))
+        assert {name: ids["0"] for name, ids in known.items()} == {"martlet": host.address, "real": real.address}
+        clients = Java(jvms("5.5.0"), host.name_server)
+        ended.append(clients.close)
+        clients.queries(**ANN).create_topic(topic, real.address, queues=1)
+        queue = Queue(topic, "real", 0)
+        eventually(lambda: True if found(lambda: clients.producer(**ANN).queues(topic)) == [queue] else None)
+        [sent] = clients.producer(**ANN).send(message(topic, "x"))
+        assert sent.broker == "real"
+
+        names = NameServer(tmp_path / "names")
+        ended.append(names.process.kill)
+        keys = {"nameservers": json.dumps([names.address]), "nameservers_key": "ann"}
+        keys["nameservers_secret_file"] = json.dumps(str(tmp_path / "secret"))
+        ours = Martlet(tmp_path / "ours", {"broker.name": "ours", **{f"remoting.{k}": v for k, v in keys.items()}})
+        ended.append(ours.close)
+        eventually(lambda: True if brokers_known(names.address).keys() == {"ours"} else None)
+        assert ours.stop() == 0
+        assert brokers_known(names.address) == {}
+    finally:
+        for end in reversed(ended):
+            end()
 
 
 SEND = {

@@ -15,6 +15,8 @@
 //	                                                     sends a transactional message for each word, whose listener
 //	                                                     answers LOCAL at once and CHECK to each check; a JSON line a
 //	                                                     send and one with "event": "check" for each check; never ends
+//
+// INTEROP_ACCESS_KEY, INTEROP_SECRET_KEY and INTEROP_TOKEN sign all requests of produce and consume.
 package main
 
 import (
@@ -54,6 +56,14 @@ func check(err error) {
 	}
 }
 
+func credentials() primitive.Credentials {
+	return primitive.Credentials{
+		AccessKey:     os.Getenv("INTEROP_ACCESS_KEY"),
+		SecretKey:     os.Getenv("INTEROP_SECRET_KEY"),
+		SecurityToken: os.Getenv("INTEROP_TOKEN"),
+	}
+}
+
 func message(topic, how string, number int) *primitive.Message {
 	made := primitive.NewMessage(topic, []byte(fmt.Sprintf("%s %d", how, number)))
 	made.WithTag(how).WithKeys([]string{fmt.Sprintf("%s-%d", how, number)})
@@ -84,6 +94,7 @@ func produce(nameServer, topic string, count int) {
 	client, err := rocketmq.NewProducer(
 		producer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
 		producer.WithGroupName(topic+"_producer"),
+		producer.WithCredentials(credentials()),
 		producer.WithRetry(0),
 	)
 	check(err)
@@ -233,6 +244,7 @@ func consume(nameServer, group, topic string, count int, expression, how string,
 		begin(os.Getenv("INTEROP_FROM")),
 		consumer.WithConsumeTimestamp(os.Getenv("INTEROP_FROM")), // counts only for such a beginning
 		consumer.WithConsumerOrder(how == "orderly"),
+		consumer.WithCredentials(credentials()),
 	}
 	if how == "broadcasting" {
 		options = append(options, consumer.WithConsumerModel(consumer.BroadCasting))
@@ -246,6 +258,7 @@ func consume(nameServer, group, topic string, count int, expression, how string,
 	replier, err := rocketmq.NewProducer(
 		producer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
 		producer.WithGroupName(group+"_replier"),
+		producer.WithCredentials(credentials()), // both share one client
 	)
 	check(err)
 	if how == "replying" {
