@@ -33,8 +33,8 @@ INTERNAL: Final = re.compile(
 )
 NAME_SERVER: Final = "name server"
 DEAD_LETTERS: Final = "%DLQ%"
-# Texts of refusals that do not depend on the user: closed topics, brokers and groups, and plugins that are off.
 RIGHTS: Final = "check the options accessKey and secretKey, and what the brokers allow this user"
+# Texts of refusals that do not depend on the user: closed topics, brokers and groups, and plugins that are off.
 CLOSED: Final = re.compile(r"\bperm\b|forbidden|not writable|not readable|consumeEnable|plugins\.enabled")
 # The field of a route that only static topics have.
 STATIC: Final = b"topicQueueMappingByBroker"
