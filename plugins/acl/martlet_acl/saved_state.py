@@ -24,7 +24,7 @@ from martlet_acl.files import (
     policies_in_steps,
     secrets_in_steps,
 )
-from martlet_acl.state import AclState
+from martlet_acl.state import AclState, ended_between
 
 __all__ = ["SECRET_MODE", "SavedState"]
 
@@ -32,6 +32,7 @@ log = logging.getLogger("martlet.acl")
 
 FILES: Final = (SECRETS, POLICIES)  # in the order in which they are written
 SECRET_MODE: Final = 0o600
+ENDED: Final = "the user was disabled, or has other passwords or keys; log in again"
 
 Stamp = tuple[int, ...] | None
 
@@ -82,8 +83,13 @@ class SavedState:
         self._put_into_effect(self.state)
 
     def _put_into_effect(self, before: AclState) -> None:
+        state = self.state
+        ended = ended_between(before, state) if before is not state else set(state.ended)
+        state.ended.clear()
         self._broker.authentication.changed()
         self._broker.rules.changed()
+        if ended and not state.observe:
+            self._broker.end_clients(lambda identity: identity.name in ended, ENDED)
         for tell in self.changed:
             tell(before)
 
