@@ -50,6 +50,7 @@ EFFECTS = {
             "martlet/cli/new_plugin.py": "writes the files of a plugin to begin with",
             "martlet/runtime/clock.py": "reads from the kernel when this process began",
             "martlet/runtime/malloc_trim.py": "reads from the kernel how much memory this process has",
+            "martlet/net/unix_sockets.py": "finds a socket by its directory",
             "martlet/net/self_signed.py": "hands a key to OpenSSL in a file that is on no disk",
             "martlet/net/tls.py": "reads when the certificate of a port ends",
             "martlet_acl/audit.py": "appends to the audit trail",
@@ -76,6 +77,7 @@ EFFECTS = {
         | {"trio.open_tcp_listeners", "trio.serve_tcp", "trio.socket.socket", "asyncio.start_server"},
         {
             "martlet/net/server.py": "the one place that listens",
+            "martlet/net/unix_sockets.py": "the same for the broker's own administrators, by the file system",
             "martlet/cli/server.py": "connects the commands of protocols to a broker",
             "martlet_client/": "is the other side: it runs in its user's process, not in the broker's",
             "martlet_remoting/dialing.py": "reaches name servers elsewhere, to register there",

@@ -39,6 +39,7 @@ Generated from the parsers by `python -m tools.manual cli`. `martlet COMMAND --h
 """
 
 CONNECTION = "connection options"
+SHARED = (CONNECTION, "directory options")
 CONNECTION_HEAD = f"""
 ## {CONNECTION.capitalize()}
 
@@ -244,7 +245,7 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.broker",
         (
             "Broker: gate publish publish_all find_queue reserve journal capability selection filter_compiler "
-            "call_when_saved end_clients",
+            "call_when_saved",
         ),
     ),
     Chapter(
@@ -444,7 +445,7 @@ def cli_page() -> str:
     shared = next(group for _, parser in found if (group := _connection_group(parser)))
     blocks += [CONNECTION_HEAD, _options_table(shared)]
     for name, parser in found:
-        blocks += _chapter(f"martlet {name}", parser, "##")
+        blocks += _chapter(f"martlet {name}", parser, "##", {CONNECTION})
     return "".join(blocks)
 
 
@@ -466,32 +467,35 @@ PAGES: Final = {
 }
 
 
-def _chapter(title: str, parser: argparse.ArgumentParser, level: str) -> Iterator[str]:
+def _chapter(title: str, parser: argparse.ArgumentParser, level: str, told: set[str]) -> Iterator[str]:
+    """The text on *parser*; *told* are the titles of the groups of options that have one already."""
     yield f"\n{level} `{title}`\n\n{parser.description or ''}\n"
     connection = _connection_group(parser)
     elsewhere = connection._group_actions if connection else []
     rows = [row for action in parser._actions if action not in elsewhere for row in _row(action)]
     if connection:
         name = connection.title or ""
-        rows.append(f"| [{name}](#{name.lower().replace(' ', '-')}) | which broker, as whom, and TLS |")
+        text = connection.description or "which broker, as whom, and TLS"
+        rows.append(f"| [{name}](#{name.lower().replace(' ', '-')}) | {text} |")
     if rows:
         yield "\n" + "\n".join(["| argument | |", "|---|---|", *rows]) + "\n"
     if parser.epilog and level == "##":  # those of a subcommand are among them
         yield f"\n```\n{parser.epilog.strip()}\n```\n"
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            yield from _connection_chapter(action, level + "#")
+            yield from _connection_chapter(action, level + "#", told)
             for name, inner in action.choices.items():
-                yield from _chapter(f"{title} {name}", inner, level + "#")
+                yield from _chapter(f"{title} {name}", inner, level + "#", told)
 
 
 def _connection_chapter(
-    subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]", level: str
+    subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]", level: str, told: set[str]
 ) -> Iterator[str]:
     """The connection options of *subcommands*, once, if they differ from those at the head of the page."""
     found = {group.title: group for inner in subcommands.choices.values() if (group := _connection_group(inner))}
     for title, group in found.items():
-        if title != CONNECTION:
+        if title is not None and title not in told:
+            told.add(title)
             yield f"\n{level} {title}\n\n{_options_table(group)}"
 
 
@@ -502,7 +506,7 @@ def _options_table(group: argparse._ArgumentGroup) -> str:
 
 def _connection_group(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup | None:
     """The options that many commands share, which the page describes once."""
-    return next((group for group in parser._action_groups if (group.title or "").endswith(CONNECTION)), None)
+    return next((group for group in parser._action_groups if (group.title or "").endswith(SHARED)), None)
 
 
 def _row(action: argparse.Action) -> Iterator[str]:

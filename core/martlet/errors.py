@@ -60,8 +60,6 @@ class Reason(Enum):
 
     BUSY = "busy"
     CREDENTIALS = "credentials"
-    ENDED = "ended"
-    EXPIRED = "expired"
     FENCED = "fenced"
     ILLEGAL = "illegal"
     MALFORMED = "malformed"

@@ -36,6 +36,8 @@ TX: Final = "plugins/tx/martlet_tx/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Listens to what gates refuse or would refuse, and writes the audit trail to a file and a topic.
     f"{ACL}plugin.py": frozenset(("publish_all", "rules", "store", "topics")),
+    # Makes its socket in the store's directory.
+    f"{ACL}endpoint.py": frozenset(("store",)),
     # Keeps its files in the store's directory, and tells gates that users or rules have changed.
     f"{ACL}saved_state.py": frozenset(("rules", "store")),
     # Puts the shared state together; request handlers get none of these from it.

@@ -25,6 +25,7 @@ from martlet.testing.peers import Serving, serving
 from martlet.testing.stores import small_config
 from martlet_acl.administration import Administration
 from martlet_acl.config import AclConfig
+from martlet_acl.endpoint import Endpoint
 from martlet_acl.files import POLICIES, SECRETS
 from martlet_acl.passwords import hash_password
 from martlet_acl.plugin import AclPlugin
@@ -144,6 +145,11 @@ def install(plugin: AclPlugin, broker: Broker) -> None:
     broker.authorizers = tuple(plugin.martlet_authorizers(broker))
 
 
+def is_endpoint(service: Service) -> bool:
+    """Whether *service* is the socket, which needs a real directory."""
+    return isinstance(getattr(service, "__self__", None), Endpoint)
+
+
 @asynccontextmanager
 async def acl_broker(
     directory: Path, config: AclConfig | None = None, *, disk: Disk | None = None, protocols: bool = True
@@ -158,7 +164,8 @@ async def acl_broker(
 
     def services(broker: Broker) -> Sequence[Service]:
         others = [*mqtt.martlet_services(broker), *stomp.martlet_services(broker)] if protocols else []
-        return [partial(saving.run, broker), *plugin.martlet_services(broker), *others]
+        own = [each for each in plugin.martlet_services(broker) if disk is None or not is_endpoint(each)]
+        return [partial(saving.run, broker), *own, *others]
 
     store = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)
     async with serving(directory, disk=disk, store=store, projections=projections, services=services) as running:

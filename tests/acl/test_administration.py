@@ -133,7 +133,6 @@ async def test_invalid_changes_are_refused_and_change_nothing(broker: AclBroker)
             *(Reason.PARAMETER, "has 1025 bytes"),
         ),
         (administration.update_user("carol", UserChange(), ROOT), Reason.NOT_FOUND, "'carol' does not exist"),
-        (administration.remove_password("carol"), Reason.NOT_FOUND, "'carol' does not exist"),
         (administration.put_key("carol", "k", SecretKey("12345678")), Reason.NOT_FOUND, "does not exist"),
         (administration.put_key("bob", "alice", SecretKey("12345678")), Reason.PARAMETER, "has the access key"),
         (administration.put_key("bob", "carol", SecretKey("1")), Reason.PARAMETER, "has 1 characters"),

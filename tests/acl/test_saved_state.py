@@ -18,14 +18,13 @@ from martlet.contracts import AccessRule, UserChange
 from martlet.errors import Reason, Refused
 from martlet.store.disk.files import atomic_write, read_file
 from martlet.testing.disk import Cut, FakeDisk
-from martlet_acl import saved_state
 from martlet_acl.config import AclConfig
 from martlet_acl.credentials import SecretKey
-from martlet_acl.files import POLICIES, SECRETS, AclFilesError
+from martlet_acl.files import FILES, POLICIES, SECRETS, AclFilesError
 
 DATA = Path("/data")
 RULE = AccessRule("topic:a", ("publish",), "allow")
-CHEAP = AclConfig(watch_s=0)
+CHEAP = AclConfig(watch_s=0, audit_file="")
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +196,7 @@ async def test_an_edited_file_is_used_after_sighup(edited: tuple[AclBroker, Path
 
 async def test_the_files_are_watched(tmp_path: Path) -> None:
     write_files(tmp_path, {"root": {}}, {})
-    async with acl_broker(tmp_path, AclConfig(watch_s=0.01), protocols=False) as broker:
+    async with acl_broker(tmp_path, AclConfig(watch_s=0.01, audit_file=""), protocols=False) as broker:
         write_files(tmp_path, {"root": {}, "alice": {}}, {})
         while "alice" not in broker.state.users:  # noqa: ASYNC110
             await trio.sleep(0.01)
@@ -205,7 +204,7 @@ async def test_the_files_are_watched(tmp_path: Path) -> None:
 
 async def test_wrong_edits_are_said_once_and_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_files(tmp_path, {"root": {}}, {})
-    async with acl_broker(tmp_path, AclConfig(watch_s=0.01), protocols=False) as broker:
+    async with acl_broker(tmp_path, AclConfig(watch_s=0.01, audit_file=""), protocols=False) as broker:
         (tmp_path / POLICIES).write_text(json.dumps({"users": {"root": {"a": 1}, "b\n": {}}}))
         while not caplog.messages:  # noqa: ASYNC110
             await trio.sleep(0.01)
@@ -324,4 +323,4 @@ async def test_a_broker_without_files_does_not_start() -> None:
 
 
 def test_the_files_are_written_in_this_order() -> None:
-    assert saved_state.FILES == (SECRETS, POLICIES)
+    assert FILES == (SECRETS, POLICIES)

@@ -55,7 +55,7 @@ async def test_logins_refusals_and_changes_are_in_the_trail_and_no_secret(tmp_pa
     login, access, wrong, change, signed, send, forged = lines
     assert (login["method"], login["protocol"], login["client_id"]) == ("password", "mqtt", "of ann")
     assert (access["action"], access["resource"], access["protocol"]) == ("publish", "name:mqtt/b", "mqtt")
-    assert (wrong["user"], change["change"]) == ("ann", "create user bob")
+    assert (wrong["user"], change["change"]) == ("ann", "create user bob: password")
     assert (signed["method"], send["resource"], forged["user"]) == ("signature", "topic:T", "ann")
     assert "secret" not in json.dumps(lines).replace("the signature", "")
     assert "password of" not in json.dumps(lines)

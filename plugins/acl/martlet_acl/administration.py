@@ -104,16 +104,28 @@ class Administration(AccessControl):
 
     async def create_user(self, name: str, change: UserChange, by: Identity | None) -> None:
         verifier = await self._hash(change.password)
-        async with self._changing(f"create user {name}", by) as state:
+        async with self._changing(f"create user {name}{_shown(change)}", by) as state:
             _check_administrator(state, by, UserRecord(), change)
             if name in state.users:
                 raise Refused(Reason.ILLEGAL, f"user {name!r} exists already")
             _put_user(state, name, UserRecord(), change, verifier)
 
-    async def update_user(self, name: str, change: UserChange, by: Identity | None) -> None:
-        verifier = await self._hash(change.password)
-        async with self._changing(f"update user {name}", by) as state:
+    async def update_user(
+        self,
+        name: str,
+        change: UserChange,
+        by: Identity | None,
+        *,
+        join: Sequence[str] = (),
+        leave: Sequence[str] = (),
+        without_password: bool = False,
+    ) -> None:
+        verifier = "" if without_password else await self._hash(change.password)
+        async with self._changing(f"update user {name}{_shown(change, join, leave)}", by) as state:
             user = _existing(state, name)
+            if join or leave:
+                joined = dict.fromkeys((*user.groups, *join))
+                change = replace(change, groups=tuple(group for group in joined if group not in leave))
             _check_administrator(state, by, user, change)
             _put_user(state, name, user, change, verifier)
 
@@ -124,12 +136,6 @@ class Administration(AccessControl):
             _check_administrator(state, by, state.users.get(name, UserRecord()), UserChange())
             state.remove_user(name)
         return True
-
-    async def remove_password(self, name: str) -> None:
-        """Let the user *name* have no password."""
-        async with self._changing(f"remove password of user {name}") as state:
-            _existing(state, name)
-            state.put_password(name, "")
 
     async def _hash(self, password: bytes | None) -> str | None:
         """Return the verifier of a new password; None if it does not change."""
@@ -176,7 +182,7 @@ class Administration(AccessControl):
 
     async def put_group(self, name: str, groups: Sequence[str]) -> None:
         """Let the group *name* be in *groups*, and in no others."""
-        async with self._changing(f"put group {name}") as state:
+        async with self._changing(f"put group {name} into {', '.join(groups) or 'no group'}") as state:
             state.policies.put_group(name, groups)
 
     async def delete_group(self, name: str) -> None:
@@ -187,7 +193,8 @@ class Administration(AccessControl):
     # rules
 
     async def put_rules(self, subject: str, level: RuleLevel, rules: Sequence[AccessRule], by: Identity | None) -> None:
-        async with self._changing(f"put {len(rules)} {level} rules of {subject}", by) as state:
+        shown = "; ".join(map(_shown_rule, rules))
+        async with self._changing(f"put {len(rules)} {level} rules of {subject}: {shown}", by) as state:
             state.put_rules(subject, level, [_parsed(rule) for rule in rules])
 
     async def delete_rules(self, subject: str, level: RuleLevel | None, resource: str, by: Identity | None) -> int:
@@ -216,6 +223,25 @@ class Administration(AccessControl):
         """Enforce the rules, or only observe them."""
         async with self._changing("observe" if observe else "enforce") as state:
             state.observe = observe
+
+
+def _shown(change: UserChange, join: Sequence[str] = (), leave: Sequence[str] = ()) -> str:
+    """Return what *change* says, in words without secrets."""
+    words: list[str] = []
+    if change.administrator is not None:
+        words.append("administrator" if change.administrator else "normal")
+    if change.disabled is not None:
+        words.append("disabled" if change.disabled else "enabled")
+    if change.groups is not None:
+        words.append(f"groups {', '.join(change.groups) or 'none'}")
+    words += [f"join {group}" for group in join] + [f"leave {group}" for group in leave]
+    words += ["password"] * (change.password is not None) + ["secret"] * (change.secret is not None)
+    return f": {', '.join(words)}" if words else ""
+
+
+def _shown_rule(rule: AccessRule) -> str:
+    where = f" from {', '.join(rule.networks)}" if rule.networks else ""
+    return f"{rule.decision} {', '.join(rule.actions)} on {rule.resource}{where}"
 
 
 def _existing(state: AclState, name: str) -> UserRecord:

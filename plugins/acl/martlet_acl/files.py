@@ -30,8 +30,10 @@ from martlet_acl.policy.policies import LEVELS, Policies
 from martlet_acl.state import AclState
 
 __all__ = [
+    "FILES",
     "POLICIES",
     "SECRETS",
+    "SECRET_MODE",
     "AclFilesError",
     "FileVersions",
     "LoadedFiles",
@@ -43,6 +45,8 @@ __all__ = [
 
 POLICIES: Final = "config/acl.json"
 SECRETS: Final = "config/acl.secrets"
+FILES: Final = (SECRETS, POLICIES)  # in the order in which they are written
+SECRET_MODE: Final = 0o600
 # Problems of a file that are reported one by one.
 PROBLEMS_MAX: Final = 20
 ENTRY_US: Final = 4.0

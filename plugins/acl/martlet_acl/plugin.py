@@ -10,14 +10,16 @@ import trio
 
 from martlet.broker import Broker
 from martlet.config import Settings
-from martlet.contracts import AccessControl, AccessEvent, Authenticator, Authorizer, Mechanism, Service
+from martlet.contracts import AccessControl, AccessEvent, Authenticator, Authorizer, Mechanism, Service, Subcommand
 from martlet.errors import ConfigError, MartletError, Reason, Refused
 from martlet.message import Message, encode_properties
 from martlet.plugins.hooks import Hooks
 from martlet_acl.administration import Administration
+from martlet_acl.answering import Requests
 from martlet_acl.audit import AuditFile, AuditTrail
 from martlet_acl.authorizer import RuleAuthorizer
 from martlet_acl.config import AclConfig
+from martlet_acl.endpoint import Endpoint
 from martlet_acl.logins import Logins
 from martlet_acl.observations import Observations
 from martlet_acl.saved_state import SavedState
@@ -72,7 +74,8 @@ class AclPlugin(Hooks):
         return (RuleAuthorizer(self.state),)
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
-        services: list[Service] = []
+        requests = Requests(self.administration, self.observations, broker.turns.finish)
+        services: list[Service] = [Endpoint(broker, requests.answer).run]
         if self._config.watch_s:
             services.append(self._watch)
             if self._tokens is not None:
@@ -80,6 +83,11 @@ class AclPlugin(Hooks):
         if self._trail is not None:
             services.append(self._trail.run)
         return services
+
+    def martlet_commands(self) -> Sequence[Subcommand]:
+        from martlet_acl.commands.command import COMMAND  # a broker does not need it
+
+        return [COMMAND]
 
     def martlet_reload(self) -> None:
         if self._saved is not None:

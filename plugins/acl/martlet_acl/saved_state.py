@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Final, final
+from typing import final
 
 import trio
 
@@ -14,7 +14,9 @@ from martlet.store.disk.files import read_file
 from martlet.tables.saved import Table
 from martlet_acl.credentials import UserSecrets
 from martlet_acl.files import (
+    FILES,
     POLICIES,
+    SECRET_MODE,
     SECRETS,
     AclFilesError,
     FileVersions,
@@ -24,15 +26,12 @@ from martlet_acl.files import (
     policies_in_steps,
     secrets_in_steps,
 )
-from martlet_acl.state import AclState, ended_between
+from martlet_acl.state import AclState
 
-__all__ = ["SECRET_MODE", "SavedState"]
+__all__ = ["SavedState"]
 
 log = logging.getLogger("martlet.acl")
 
-FILES: Final = (SECRETS, POLICIES)  # in the order in which they are written
-SECRET_MODE: Final = 0o600
-ENDED: Final = "the user was disabled, or has other passwords or keys; log in again"
 
 Stamp = tuple[int, ...] | None
 
@@ -83,13 +82,8 @@ class SavedState:
         self._put_into_effect(self.state)
 
     def _put_into_effect(self, before: AclState) -> None:
-        state = self.state
-        ended = ended_between(before, state) if before is not state else set(state.ended)
-        state.ended.clear()
         self._broker.authentication.changed()
         self._broker.rules.changed()
-        if ended and not state.observe:
-            self._broker.end_clients(lambda identity: identity.name in ended, ENDED)
         for tell in self.changed:
             tell(before)
 

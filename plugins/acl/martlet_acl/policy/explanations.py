@@ -6,6 +6,7 @@ from typing import Final, final
 from msgspec import Struct
 
 from martlet.contracts import Question, Verdict
+from martlet.runtime.steps import Budget, Steps, finish_now
 from martlet_acl.policy.asked import Asked, outer_question
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel, Standing, find, subjects_of, verdict_of
 from martlet_acl.policy.policy import Precedence, precedence_of
@@ -13,7 +14,9 @@ from martlet_acl.policy.resources import expand, levels_of_user
 from martlet_acl.policy.rules import Rule
 from martlet_acl.policy.subjects import show_subject
 
-__all__ = ["ConsideredRule", "Explanation", "explain"]
+__all__ = ["ConsideredRule", "Explanation", "explain", "explain_in_steps"]
+
+COMPARE_US: Final = 8.0
 
 DECIDES: Final = "decides"
 OUTRANKED: Final = "matches, but another rule comes first"
@@ -59,15 +62,20 @@ class Explanation(Struct, frozen=True):
 
 def explain(policies: Policies, question: Question) -> Explanation:
     """Return the verdict on *question* and how it comes about."""
+    return finish_now(explain_in_steps(policies, question))
+
+
+def explain_in_steps(policies: Policies, question: Question) -> Steps[Explanation]:
+    """As `explain`, in slices; a change of the rules between them may be seen in part."""
     of_topic = None
     outer = outer_question(question)
     if outer is not None:
-        of_topic = explain(policies, outer)
+        of_topic = yield from explain_in_steps(policies, outer)
     standing = policies.standing_of(question.identity)
     if standing.verdict is not None:
         return Explanation(question, standing.verdict, standing.verdict, of_topic=of_topic)
     subjects = subjects_of(policies.members, question.identity)
-    opinion, rules = _consider(policies, standing, Asked(question), subjects)
+    opinion, rules = yield from _consider(policies, standing, Asked(question), subjects)
     return Explanation(
         question, opinion, _combine(opinion, of_topic, subjects), tuple(subjects), tuple(rules), of_topic
     )
@@ -85,8 +93,9 @@ def _combine(opinion: Verdict | None, of_topic: Explanation | None, subjects: li
 
 def _consider(
     policies: Policies, standing: Standing, asked: Asked, subjects: list[str]
-) -> tuple[Verdict | None, list[ConsideredRule]]:
+) -> Steps[tuple[Verdict | None, list[ConsideredRule]]]:
     """Return what the rules say, and all of them."""
+    budget = Budget(COMPARE_US)
     opinion: Verdict | None = None
     considered: list[ConsideredRule] = []
     for number, level in enumerate(LEVELS):
@@ -103,6 +112,8 @@ def _consider(
                     is_decisive = subject == decisive.subject and rule is decisive.rule
                     outcome = DECIDES if is_decisive else OUTRANKED
                 ordered.append((precedence, ConsideredRule(subject, level, rule, outcome)))
+                if budget.is_over():
+                    yield
         considered += [each for _, each in sorted(ordered, key=itemgetter(0))]
         if opinion is None and decisive is not None:
             opinion = verdict_of(decisive, level)

@@ -78,6 +78,11 @@ class Policies:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def subject_count(self) -> int:
+        """The number of subjects that have rules."""
+        return len(self._subjects)
+
     def __iter__(self) -> Iterator[str]:
         """The subjects that have rules."""
         return iter(self._subjects)
@@ -159,12 +164,21 @@ class Policies:
         standing = self.standing_of(question.identity)
         if standing.verdict is not None:
             return standing.verdict
+        found, level = self._find(question, standing)
+        return verdict_of(found, level) if found is not None else None
+
+    def find(self, question: Question) -> tuple[Found | None, PolicyLevel]:
+        """Return the rule that decides, and its level; None if no rule does."""
+        return self._find(question, self.standing_of(question.identity))
+
+    def _find(self, question: Question, standing: Standing) -> tuple[Found | None, PolicyLevel]:
         asked = Asked(question)
-        for number, level in enumerate(LEVELS):
+        found: Found | None = None
+        for number, level in enumerate(LEVELS) if standing.verdict is None else ():
             found = find(asked, standing, number)
             if found is not None:
-                return verdict_of(found, level)
-        return None
+                return found, level
+        return None, LEVELS[-1]
 
     def standing_of(self, identity: Identity) -> Standing:
         """Return what concerns *identity*."""

@@ -1,0 +1,111 @@
+"""``martlet acl allow``, ``deny``, ``list``, ``remove``, ``explain`` and ``observe``."""
+
+import sys
+from datetime import datetime
+from typing import Any, Final
+
+from martlet.cli.outcome import Exit
+from martlet.cli.terminal import print_json, table
+from martlet_acl.commands.channel import Channel, opened, rows_of
+from martlet_acl.policy.policies import PolicyLevel
+from martlet_acl.requests import ExplainRequest, ListRules, Observe, PutRule, RemoveRule, Report
+
+__all__ = ["explain", "list_rules", "observe", "put_rule", "remove_rule"]
+
+RULE_HEADS: Final = ("subject", "level", "decision", "actions", "resource", "networks")
+CONSIDERED_HEADS: Final = (*RULE_HEADS, "outcome")
+
+
+def put_rule(arguments: Any) -> int:
+    actions = tuple(each.strip() for each in arguments.actions.split(","))
+    level: PolicyLevel = "default" if arguments.default else "custom"
+    rule = PutRule(arguments.subject, arguments.decision, actions, arguments.resource, tuple(arguments.networks), level)
+    with opened(arguments) as channel:
+        answer = channel.ask(rule)
+    for row in answer.rows:
+        print(f"note: {row['note']}", file=sys.stderr)
+    where = f" from {', '.join(rule.networks)}" if rule.networks else ""
+    print(f"{rule.subject}, {level}: {rule.decision} {', '.join(actions)} on {rule.resource}{where}")
+    return Exit.OK
+
+
+def remove_rule(arguments: Any) -> int:
+    level: PolicyLevel = "default" if arguments.default else "custom"
+    with opened(arguments) as channel:
+        channel.ask(RemoveRule(arguments.subject, arguments.resource, level))
+    print(f"{arguments.subject}, {level}: the rule on {arguments.resource} was removed")
+    return Exit.OK
+
+
+def list_rules(arguments: Any) -> int:
+    with opened(arguments) as channel:
+        rows = rows_of(channel, ListRules(arguments.subject or ""))
+    if arguments.json:
+        print_json(rows)
+    else:
+        print(table(RULE_HEADS, [_cells(row, RULE_HEADS) for row in rows]))
+    return Exit.OK
+
+
+def _cells(row: dict[str, Any], heads: tuple[str, ...]) -> list[object]:
+    return [", ".join(row[head]) if isinstance(row[head], list) else row[head] for head in heads]
+
+
+def explain(arguments: Any) -> int:
+    request = ExplainRequest(arguments.user, arguments.action, arguments.resource, arguments.address or "")
+    with opened(arguments) as channel:
+        verdict, *rules = channel.ask(request).rows
+    if arguments.json:
+        print_json({**verdict, "considered": rules})
+        return Exit.OK
+    where = f" from {request.address}" if request.address else ""
+    may = "may" if verdict["allowed"] else "may not"
+    print(f"{request.user} {may} {request.action} {request.resource}{where}")
+    if verdict["rule"]:
+        print(f"rule    {verdict['rule']}")
+    deciding = [rule["place"] for rule in rules if rule["outcome"] == "decides"]
+    for place in deciding:
+        print(f"place   {place}")
+    if verdict["reason"]:
+        print(f"reason  {verdict['reason']}")
+    if verdict["observe"]:
+        print("note    rules are only observed now: nothing is refused")
+    if not verdict["user_exists"]:
+        print(f"note    user {request.user!r} does not exist; these rules would count if he did")
+    if rules:
+        print()
+        print(table(CONSIDERED_HEADS, [_cells(rule, CONSIDERED_HEADS) for rule in rules]))
+    return Exit.OK
+
+
+def observe(arguments: Any) -> int:
+    with opened(arguments) as channel:
+        if arguments.what == "report":
+            return _report(arguments, channel)
+        channel.ask(Observe(arguments.what == "on"))
+    print("nothing is refused; see `martlet acl observe report`" if arguments.what == "on" else "rules are enforced")
+    return Exit.OK
+
+
+def _report(arguments: Any, channel: Channel) -> int:
+    rows = rows_of(channel, Report())
+    if arguments.json:
+        print_json(rows)
+        return Exit.OK
+    if not rows:
+        print("nothing would have been refused since the broker started, or since observing began")
+        return Exit.OK
+    heads = ("subject", "action", "resource", "count", "first", "last", "reason")
+    print(table(heads, [_observed(row) for row in rows]))
+    commands = dict.fromkeys(row["command"] for row in rows if row["command"])
+    print("\nThese commands would allow it; run those that you want:")
+    for command in commands:
+        print(command)
+    return Exit.OK
+
+
+def _observed(row: dict[str, Any]) -> list[object]:
+    resource = f"{row['kind']}:{row['name']}" if row["kind"] not in ("", "cluster") else row["kind"] or row["name"]
+    times = (datetime.fromtimestamp(row[each] / 1000).isoformat(" ", "seconds") for each in ("first_ms", "last_ms"))
+    subject = row["subject"] or "anonymous"
+    return [subject, row["action"], resource, row["count"], *times, row["rule"] or row["reason"]]
