@@ -258,6 +258,9 @@ def test_counters_are_numbers_in_json(to: Run) -> None:
     assert counters["store.refused"] == ""
 
 
+ABSENT = "acl.", "certificates."  # the broker of these tests has no such plugin, and no certificate
+
+
 def documented(section: str) -> list[str]:
     """Return the counters in the first column of a table of docs/operations.md, with N, NAME and DIRECTORY in them."""
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
@@ -269,7 +272,7 @@ def test_the_counters_to_watch_exist(to: Run) -> None:
     (counters,) = from_json(to("stats", "--json")).values()
     named = set(documented("Monitoring"))
     assert named
-    assert named - set(counters) == set()
+    assert {name for name in named if not name.startswith(ABSENT)} - set(counters) == set()
 
 
 def test_the_table_of_all_statistics_has_what_the_broker_reports(to: Run) -> None:
@@ -288,7 +291,7 @@ def test_the_table_of_all_statistics_has_what_the_broker_reports(to: Run) -> Non
 
     named = documented("All statistics")
     assert len(named) == len(set(named))
-    assert set(named) == {general(name) for name in (*own, *rocketmqs)}
+    assert {name for name in named if not name.startswith(ABSENT)} == {general(name) for name in (*own, *rocketmqs)}
 
 
 def test_stats_have_rocketmqs_names_too(to: Run) -> None:
