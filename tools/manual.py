@@ -245,7 +245,7 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.broker",
         (
             "Broker: gate publish publish_all find_queue reserve journal capability selection filter_compiler "
-            "call_when_saved",
+            "call_when_saved end_clients",
         ),
     ),
     Chapter(

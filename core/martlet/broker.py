@@ -82,7 +82,7 @@ class Broker:
         self.routers: tuple[tuple[str, Router], ...] = ()
         self._filters: dict[str, Compile] = {}
         self._selections = Selections(self.filter_compiler)
-        self.authentication = Authentication(ids.key())
+        self.authentication = Authentication(ids.key(), clock.now_ms)
         self.replies = Replies()
         self.rules = Rules()
         self.capabilities: dict[type, object] = {}
@@ -435,6 +435,18 @@ class Broker:
     @authorizers.setter
     def authorizers(self, authorizers: tuple[Authorizer, ...]) -> None:
         self.rules.authorizers = authorizers
+
+    def end_clients(self, matches: Callable[[Identity], bool], reason: str) -> None:
+        """End what clients do whose identity *matches*: they are disabled, say, or their password was changed.
+
+        Their connections end in the next turns of the event loop, each with *reason* in the words of its protocol.
+        Requests that they have signed and that wait are refused, and so are their logins in progress. Sessions and
+        durable subscriptions remain. Change what the authenticators answer before you call this, so that clients that
+        come back are checked by that; it includes `Authentication.changed`. *matches* may be called for a while.
+        """
+        refused = Refused(Reason.ENDED, reason)
+        self.authentication.end_logins(matches, refused)
+        self.revocation.end_logins(matches, refused)
 
     def capability(self, kind: type[T]) -> T | None:
         """Return the object that a plugin offers under the type *kind*; None if no plugin does."""

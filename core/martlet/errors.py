@@ -60,6 +60,8 @@ class Reason(Enum):
 
     BUSY = "busy"
     CREDENTIALS = "credentials"
+    ENDED = "ended"
+    EXPIRED = "expired"
     FENCED = "fenced"
     ILLEGAL = "illegal"
     MALFORMED = "malformed"

@@ -33,6 +33,7 @@ INTERNAL: Final = re.compile(
 )
 NAME_SERVER: Final = "name server"
 DEAD_LETTERS: Final = "%DLQ%"
+RIGHTS: Final = "check the options accessKey and secretKey, and what the brokers allow this user"
 # Texts of refusals that do not depend on the user: closed topics, brokers and groups, and plugins that are off.
 CLOSED: Final = re.compile(r"\bperm\b|forbidden|not writable|not readable|consumeEnable|plugins\.enabled")
 # The field of a route that only static topics have.
@@ -80,7 +81,7 @@ def rights_hint(answer: AnswerFrame) -> str:
     """Return a hint about the user's rights if *answer* refuses for lack of them, else ""."""
     if answer.code != ResponseCode.NO_PERMISSION or CLOSED.search(answer.remark):
         return ""
-    return "; check the options accessKey and secretKey, and what the brokers allow this user"
+    return f"; {RIGHTS}"
 
 
 @final
@@ -126,6 +127,10 @@ class Cluster:
         found = self.routes([topic])
         if topic not in found:
             servers = ", ".join(self._endpoints)
+            if self.security.signing_key is not None:
+                # A name server that knows users answers so, too.
+                text = f"topic {topic!r} is unknown to name server {servers}, or this user may not read it"
+                raise UnknownTopic(f"{text}; create it, send to it first, or {RIGHTS}")
             if topic.startswith(DEAD_LETTERS):
                 text = f"group {topic.removeprefix(DEAD_LETTERS)!r} has no dead letters, or does not exist"
                 raise UnknownTopic(f"{text}: topic {topic!r} is unknown to name server {servers}")

@@ -213,6 +213,7 @@ class World:
     connect: Callable[[], Connection] = Lines
     addresses: list[str] = field(default_factory=list)
     clock: Callable[[], float] = lambda: 0.0
+    now_ms: Callable[[], int] = lambda: 0
     server: Server = field(init=False)
 
     def protocol(self, **options: object) -> Protocol:
@@ -238,7 +239,8 @@ async def toy_server(
 ) -> AsyncGenerator[World]:
     """A running server; with *protocol* it listens on a loopback port."""
     world = world or World()
-    world.server = Server(config or ServerConfig(), cast(Store, world.store), Stats(), clock=world.clock)
+    store, now_ms = cast(Store, world.store), world.now_ms
+    world.server = Server(config or ServerConfig(), store, Stats(), clock=world.clock, now_ms=now_ms)
     bound = [(protocol, world.server.bind(protocol))] if protocol else []
     with trio.fail_after(1000):
         async with trio.open_nursery() as nursery:

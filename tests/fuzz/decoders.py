@@ -14,6 +14,7 @@ import atheris
 with atheris.instrument_imports():
     from martlet.errors import MartletError
     from martlet.message import decode_properties
+    from martlet.net.proxy_header import ProxyHeader
     from martlet.records.codec import decode_records
     from martlet_acl.policy.document import decode_document, document_of, fill_policies
     from martlet_remoting.wire.batches import decode_batch
@@ -71,9 +72,17 @@ def rules(data: bytes) -> None:
     document_of(fill_policies(decode_document(data)))
 
 
+def proxy_header(data: bytes) -> None:
+    """Feed *data* in two pieces as the header of a proxy."""
+    header, middle = ProxyHeader(), len(data) // 2
+    for piece in (data[:middle], data[middle:]):
+        if not header.is_complete:
+            assert header.receive_data(piece) <= len(piece)
+
+
 def one_input(data: bytes) -> None:
     """Try each decoder on the rest of *data*; the first byte says which."""
-    decoders = (frames, decode_batch, bodies, decode_records, decode_properties, stomp, rules)
+    decoders = (frames, decode_batch, bodies, decode_records, decode_properties, stomp, rules, proxy_header)
     if not data:
         return
     try:

@@ -31,6 +31,7 @@ INSTALL = {
     "go": "golang-go",
     "node": "nodejs",
     "npm": "npm",
+    "haproxy": "haproxy",
     "mosquitto": "mosquitto",
     "mosquitto_pub": "mosquitto-clients",
     "mosquitto_rr": "mosquitto-clients",

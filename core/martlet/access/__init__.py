@@ -17,7 +17,7 @@ from martlet.access.grant import (
 )
 from martlet.access.queries import AdminGate, QueryGate
 from martlet.access.replies import NO_CORRELATION, Replies, is_uncorrelated
-from martlet.access.revocation import Revocation
+from martlet.access.revocation import Login, Revocation
 from martlet.access.rules import Rules
 from martlet.access.signers import Signer
 from martlet.access.transactions import ExternalGate, TransactionGate
@@ -35,6 +35,7 @@ __all__ = [
     "GroupAdminGrant",
     "GroupDeletionGrant",
     "GroupGrant",
+    "Login",
     "PublishGrant",
     "QueryGate",
     "Replies",

@@ -17,6 +17,7 @@ from typing import Final, final
 
 from msgspec.structs import replace
 
+from martlet.access.ended_logins import EndedLogins
 from martlet.access.login_line import LoginLine
 from martlet.access.proofs import ProofCache
 from martlet.access.signers import Signer
@@ -54,10 +55,27 @@ NONE: Final = "none"
 
 
 @final
-class Authentication:
-    """The authenticators of all plugins; without any, every client is anonymous. *key* is random."""
+class _BegunExchange:
+    """An exchange of a mechanism, which began when *begun* logins had been ended."""
 
-    def __init__(self, key: bytes) -> None:
+    __slots__ = ("_exchange", "begun")
+
+    def __init__(self, exchange: Exchange, begun: int) -> None:
+        self._exchange = exchange
+        self.begun = begun
+
+    def __call__(self, data: bytes) -> Challenge | Proved:
+        return self._exchange(data)
+
+
+@final
+class Authentication:
+    """The authenticators of all plugins; without any, every client is anonymous.
+
+    *key* is random, and *now_ms* the wall clock, by which logins expire.
+    """
+
+    def __init__(self, key: bytes, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.authenticators: tuple[Authenticator, ...] = ()
         self.mechanisms: Mapping[str, Mechanism] = {}  # by name, such as SCRAM-SHA-256
         self.listeners: list[Callable[[LoginEvent], None]] = []
@@ -65,6 +83,8 @@ class Authentication:
         self.generation = 0  # of the credentials: each change makes another one
         self.proofs = ProofCache(key)
         self.line = LoginLine()
+        self._now_ms = now_ms
+        self._ended = EndedLogins()
 
     @property
     def required(self) -> bool:
@@ -106,6 +126,7 @@ class Authentication:
             return self._identity(replace(request, content=request.without_token), origin)
         for content in (request.content, request.without_token) if request.token else (request.content,):
             if signer.has_signed(content, request.signature):
+                self.check_expiry(signer.identity)
                 return signer.identity
         raise _wrong_signature(request.access_key)
 
@@ -113,7 +134,27 @@ class Authentication:
         answer = self._ask(credentials, origin)
         if not isinstance(answer, Identity):
             raise TypeError(f"an authenticator answered {answer!r:.80} instead of an identity")
+        self.check_expiry(answer)
         return answer
+
+    def has_expired(self, identity: Identity) -> bool:
+        """Return whether the proof of *identity* has expired."""
+        return bool(identity.expires_ms) and identity.expires_ms <= self._now_ms()
+
+    def check_expiry(self, identity: Identity) -> None:
+        """Raise `Refused` if the proof of *identity* has expired (Reason.CREDENTIALS)."""
+        if self.has_expired(identity):
+            raise Refused(Reason.CREDENTIALS, f"the login of {identity.name!r} has expired; log in again")
+
+    def cut_wait_ms(self, identity: Identity, wait_ms: int) -> int:
+        """Return *wait_ms*, how long a request of *identity* wants to wait; less if its proof expires earlier."""
+        expires_ms = identity.expires_ms
+        return min(wait_ms, max(expires_ms - self._now_ms(), 0)) if expires_ms else wait_ms
+
+    def end_logins(self, matches: Callable[[Identity], bool], refused: Refused) -> None:
+        """Refuse the logins in progress of identities that *matches* accepts, and forget secrets as `changed` does."""
+        self._ended.add(matches, refused)
+        self.changed()
 
     def find_signer(self, key: AccessKey, origin: LoginOrigin) -> Signer | None:
         """Return the verifier of signatures by *key*; use it for as long as `generation` is the same.
@@ -174,9 +215,11 @@ class Authentication:
         """
         if not self.authenticators:
             return ANONYMOUS
+        begun = self._ended.count
         try:
             answer = self._ask(password, origin)
             identity = await self._verify(password, origin, answer) if isinstance(answer, PasswordCheck) else answer
+            self._check_proved(identity, begun)
         except Refused as refused:
             self._note_refusal(origin, password.user, PASSWORD, refused)
             raise
@@ -204,7 +247,7 @@ class Authentication:
             offered = ", ".join(sorted(self.mechanisms)) or "none"
             text = f"authentication mechanism {mechanism[:MECHANISM_SHOWN]!r} is unknown; offered: {offered}"
             raise Refused(Reason.NOT_SUPPORTED, text)
-        return make_exchange()
+        return _BegunExchange(make_exchange(), self._ended.count)
 
     async def proceed(self, exchange: Exchange, data: bytes, origin: LoginOrigin) -> Challenge | Proved:
         """Pass *data* of the client to *exchange* in a worker thread; return the next step.
@@ -212,14 +255,22 @@ class Authentication:
         Raises:
           Refused: the client has proved nothing; end the exchange.
         """
+        begun = exchange.begun if isinstance(exchange, _BegunExchange) else self._ended.count
         try:
             step = await self.line.run(origin, "", partial(exchange, data))
+            if isinstance(step, Proved):
+                self._check_proved(step.identity, begun)
         except Refused as refused:
             self._note_refusal(origin, "", MECHANISM, refused)
             raise
         if isinstance(step, Proved):
             self._tell(LoginEvent(origin, step.identity.name, MECHANISM, step.identity))
         return step
+
+    def _check_proved(self, identity: Identity, begun: int) -> None:
+        """Raise `Refused` if *identity* has expired, or its logins were ended since this one had *begun*."""
+        self.check_expiry(identity)
+        self._ended.check(identity, begun)
 
     def _note_refusal(self, origin: LoginOrigin, user: str, method: str, refused: Refused) -> None:
         self.refused += 1

@@ -4,23 +4,34 @@ Every delivery asks whether its client may still read, so after a change of the 
 deny. But a client that waits would learn of the change only from the next message. So after a change, `Revocation`
 visits everything that waits, some in each turn of the event loop: ten thousand clients may wait, and each question may
 ask the authorizers again. What is denied wakes its client, and the delivery then ends it in the words of the protocol.
+
+The same holds for logins: whoever is disabled, or has a new password, is still connected with the old one. The end of a
+login visits all connections, and the requests that wait in the name of an identity that signed them.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol, final
+from typing import Final, Protocol, TypeAlias, final
 
 import trio
 
+from martlet.contracts import Identity
+from martlet.errors import Refused
 from martlet.runtime.steps import Budget, Steps
 
-__all__ = ["Revocation", "Waiter"]
+__all__ = ["Login", "Revocation", "Waiter"]
 
 log = logging.getLogger("martlet.access")
 
 # Cost of the questions of one waiter, of which an authorizer answers the first after a change.
 RECHECK_US: Final = 20.0
+# Cost of the look at a login, and of its end in such looks.
+LOGIN_US: Final = 2.0
+END_STEPS: Final = 50
+
+# An identity that acts now, and what ends that, with the reason for the client.
+Login: TypeAlias = tuple[Identity, Callable[[Refused], None]]
 
 
 class Waiter(Protocol):
@@ -36,14 +47,15 @@ class Waiter(Protocol):
 
 @final
 class Revocation:
-    """Visits everything that waits after each change of the rules, while `run` runs.
+    """Visits what waits after each change of the rules, and clients whose login is ended, while `run` runs.
 
-    ``waiting`` has functions that yield what waits; a plugin adds one for what the core does not know. Such a function
-    must tolerate that waiters come and go between two of its results.
+    ``waiting`` has functions that yield what waits, ``logins`` functions that yield logins. A plugin adds one for what
+    the core does not know. Such a function must tolerate that others come and go between two of its results.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], Iterator[Waiter]]] = []
+        self.logins: list[Callable[[], Iterator[Login]]] = []
         self._visits: deque[Steps[None]] = deque()
         self._is_queued = False  # whether a visit of all waiters has not begun yet
         self._work = trio.Event()
@@ -53,6 +65,10 @@ class Revocation:
         if not self._is_queued:
             self._is_queued = True
             self._queue(self._recheck_all())
+
+    def end_logins(self, matches: Callable[[Identity], bool], refused: Refused) -> None:
+        """End the logins of identities that *matches* accepts."""
+        self._queue(self._end_logins(matches, refused))
 
     def _queue(self, visit: Steps[None]) -> None:
         self._visits.append(visit)
@@ -69,6 +85,19 @@ class Revocation:
                         yield from steps
                 except Exception:  # a bug in one costs no other
                     log.exception("a permission was not checked because of a bug; the next delivery checks it again")
+                if budget.is_over():
+                    yield
+
+    def _end_logins(self, matches: Callable[[Identity], bool], refused: Refused) -> Steps[None]:
+        budget = Budget(LOGIN_US)
+        for logins in self.logins:
+            for identity, end in logins():
+                try:
+                    if matches(identity):
+                        budget.spend(END_STEPS)
+                        end(refused)
+                except Exception:
+                    log.exception("a login of %r was not ended because of a bug", identity.name)
                 if budget.is_over():
                     yield
 

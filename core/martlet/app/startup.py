@@ -162,7 +162,9 @@ async def _run_with_store(
         for projection in projections:
             broker.projections.add(name, projection)
     plugins.reloaded += (broker.authentication.changed, broker.rules.changed)
-    server = Server(config.server, store, stats, broker.authentication.authenticate, broker.turns)
+    authenticate, now_ms = broker.authentication.authenticate, clock.now_ms
+    server = Server(config.server, store, stats, authenticate, broker.turns, now_ms=now_ms)
+    broker.revocation.logins.append(server.logins)
     live_plugins = _Live(plugins, broker, server, results)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.upkeep.run)

@@ -37,7 +37,11 @@ class Connection(TypingProtocol):
         ...
 
     def farewell(self, error: Exception) -> bytes:
-        """Return the bytes that tell the peer about *error* before its connection closes; empty for none."""
+        """Return the bytes that tell the peer about *error* before its connection closes; empty for none.
+
+        The error is a `RemoteProtocolError`, or a `Refused` if the login of the client has expired (Reason.EXPIRED), or
+        somebody has ended it (Reason.ENDED), or records could not be stored.
+        """
         ...
 
     def deadline(self) -> float:
@@ -54,7 +58,9 @@ class Peer(TypingProtocol):
 
     address: str  # "127.0.0.1:53214"
     host: bytes  # 4 or 16 address bytes and an i32 port, as a record holds them
-    identity: Identity  # the identity that its certificate proves, else anonymous; a protocol may set it after a login
+    # The identity that its certificate proves, else anonymous; a protocol may set it after a login. If it expires, the
+    # server ends the connection then.
+    identity: Identity
     encrypted: bool  # whether the client has begun TLS
 
     def login_origin(self, client_id: str = "") -> LoginOrigin:

@@ -18,7 +18,7 @@ PASSED_A_TURN: Final = per_slice(us=60)
 
 @final
 class Deadlines:
-    """Calls *passed* with a peer and the current time once `Connection.deadline` may have passed."""
+    """Calls *passed* with a peer and the current time once `Connection.deadline` or ``expires_at`` may have passed."""
 
     def __init__(self, passed: Callable[[ServerPeer, float], None]) -> None:
         self._passed = passed
@@ -29,8 +29,13 @@ class Deadlines:
         return len(self._alarms)
 
     def watch(self, peer: ServerPeer) -> None:
-        """Watch the deadline of *peer*, if it is earlier than the one already watched."""
-        if peer.state < CLOSING and self._alarms.ring_by(peer, peer.deadline):
+        """Watch the deadline of *peer*, or the end of its login, if it is earlier than the one already watched."""
+        if peer.state < CLOSING and self._alarms.ring_by(peer, min(peer.deadline, peer.expires_at)):
+            self._changed.set()
+
+    def watch_expiry(self, peer: ServerPeer) -> None:
+        """As `watch`, for the end of the login alone."""
+        if peer.state < CLOSING and self._alarms.ring_by(peer, peer.expires_at):
             self._changed.set()
 
     def forget(self, peer: ServerPeer) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import trio
 from msgspec import Struct
 
-from martlet.contracts import ANONYMOUS, Buffer, Connection, Handler, LoginOrigin, Protocol
+from martlet.contracts import ANONYMOUS, Buffer, Connection, Handler, Identity, LoginOrigin, Protocol
 from martlet.errors import Reason, Refused
 from martlet.net.output import Answers, Output
 from martlet.net.pace import Paces, PeerPace
@@ -97,6 +97,7 @@ class Shared(Struct, frozen=True, eq=False):
     Args:
       introduced: called with a peer that has said who its client is, and details.
       blocked: called with a peer whose output may not leave before it is known how its client speaks.
+      identified: called with a peer whose identity has changed, if its login expires.
       lost: called with a peer to which nothing can be sent anymore.
     """
 
@@ -106,6 +107,7 @@ class Shared(Struct, frozen=True, eq=False):
     paces: Paces
     introduced: "Callable[[ServerPeer, str], None]" = _do_nothing
     blocked: "Callable[[ServerPeer], None]" = _do_nothing
+    identified: "Callable[[ServerPeer], None]" = _do_nothing
     lost: "Callable[[ServerPeer], None]" = _do_nothing
 
 
@@ -114,15 +116,16 @@ class ServerPeer:
     """One client connection; implements `martlet.contracts.Peer`."""
 
     __slots__ = (
+        "_identity",
         "address",
         "answers",
         "client",
         "connection",
         "delivery",
         "encrypted",
+        "expires_at",
         "handler",
         "host",
-        "identity",
         "output",
         "own_pace",
         "protocol",
@@ -143,7 +146,8 @@ class ServerPeer:
         self.transport = transport
         self.address = address
         self.host = host
-        self.identity = ANONYMOUS
+        self._identity = ANONYMOUS
+        self.expires_at = math.inf  # when to look whether the login has expired
         self.client = ""  # its name in the log, once its handler knows it
         # Whether the first bytes decide between TLS, WebSocket and plain text; False where plain text is the only way.
         self.undecided = protocol.tls_required or protocol.websocket is not None or protocol.takes_tls
@@ -170,6 +174,16 @@ class ServerPeer:
                 self.own_pace.end()
 
     # what handlers call
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @identity.setter
+    def identity(self, identity: Identity) -> None:
+        self._identity = identity
+        if identity.expires_ms or self.expires_at < math.inf:
+            self.shared.identified(self)
 
     def send(self, *pieces: Buffer) -> None:
         answers = self.answers or self._begin_answers()
@@ -349,21 +363,21 @@ class ServerPeer:
 
     # the end
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, farewell_s: float = FAREWELL_S) -> None:
         if self.state >= CLOSING:
             return
         self._become(CLOSING)
         self.reason = reason
         self._settle_blocked()
         if not self.idle:
-            self.shared.nursery.start_soon(self._close_when_idle)
+            self.shared.nursery.start_soon(self._close_when_idle, farewell_s)
         elif reason:
             self.transport.linger()
         else:  # the client has sent everything
             self.transport.close()
 
-    async def _close_when_idle(self) -> None:
-        await self.wait_idle(FAREWELL_S)
+    async def _close_when_idle(self, limit_s: float) -> None:
+        await self.wait_idle(limit_s)
         self._close_transport()
 
     def _close_transport(self) -> None:

@@ -5,6 +5,7 @@ near `ServerConfig.unsent_bytes_max`. It also pauses if a quota of the client is
 """
 
 import logging
+import math
 import select
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,6 +18,7 @@ from martlet.net.complaints import Complaints
 from martlet.net.deadlines import Deadlines
 from martlet.net.event_pump import EventPump, PumpReading
 from martlet.net.incomplete import IncompleteRequests
+from martlet.net.logouts import Logouts
 from martlet.net.openings import Authenticate, Openings
 from martlet.net.origins import origin_of
 from martlet.net.pace import RECEIVE_BYTES
@@ -41,7 +43,13 @@ class SocketReader:
     """Reads from all peers of a server."""
 
     def __init__(
-        self, config: ServerConfig, rounds: Rounds, complaints: Complaints, authenticate: Authenticate, work: Turns
+        self,
+        config: ServerConfig,
+        rounds: Rounds,
+        complaints: Complaints,
+        authenticate: Authenticate,
+        work: Turns,
+        now_ms: Callable[[], int],
     ) -> None:
         self._config = config
         self._rounds = rounds
@@ -55,6 +63,7 @@ class SocketReader:
         self._rest_scopes: dict[ServerPeer, trio.CancelScope] = {}  # of the rests of unfinished requests
         self._in_line: set[ServerPeer] = set()  # peers whose read waits until the server has done something else
         self.deadlines = Deadlines(self._deadline_passed)
+        self.logouts = Logouts(rounds, now_ms, self.cancel_rest)
         self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
             config.incomplete_total_bytes_max, config.incomplete_address_bytes_max
         )
@@ -74,6 +83,11 @@ class SocketReader:
         reading.watch()
         transport.on_close = reading.close
         return True
+
+    def note_identity(self, peer: ServerPeer) -> None:
+        """Watch when the login of *peer* expires, or no longer."""
+        self.logouts.note_identity(peer)
+        self.deadlines.watch_expiry(peer)
 
     def forget(self, peer: ServerPeer) -> None:
         """Drop all state kept for *peer*, which has ended."""
@@ -375,8 +389,14 @@ class SocketReader:
             each.lose(TimeoutError("it sent its request too slowly when too many requests were incomplete"))
 
     def _deadline_passed(self, peer: ServerPeer, now: float) -> None:
-        """Let the connection of *peer* handle its deadline, if the deadline has really passed."""
-        if peer.state >= CLOSING or peer in self._rest_scopes or peer in self._in_line:  # watched again after that
+        """End the login of *peer*, or let its connection handle its deadline, if that has really passed."""
+        if peer.expires_at <= now and peer.state < CLOSING:
+            self.logouts.expire(peer)
+        if peer.state >= CLOSING:
+            return
+        if peer in self._rest_scopes or peer in self._in_line:  # watched again after that
+            if peer.expires_at < math.inf:
+                self.deadlines.watch_expiry(peer)
             return
         self._rounds.begin()
         try:

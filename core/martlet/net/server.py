@@ -9,7 +9,7 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, final
 
 import trio
@@ -21,6 +21,7 @@ from martlet.net.addresses import show_address, split_listen
 from martlet.net.complaints import Complaints
 from martlet.net.event_pump import PumpReading
 from martlet.net.lingering import LingeringSockets
+from martlet.net.logouts import LoggedIn
 from martlet.net.openings import Authenticate
 from martlet.net.origins import Origins, origin_of
 from martlet.net.pace import Paces
@@ -60,19 +61,21 @@ class Server:
         authenticate: Authenticate = lambda credentials, origin: Identity(),
         turns: Turns | None = None,
         clock: Callable[[], float] = time.thread_time,
+        now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         """Prepare to serve.
 
         Args:
           turns: the queue in which reads of very many requests wait for their next slice, with other long work.
           clock: measures how long a round works, in seconds of processor time; a simulation must not depend on that.
+          now_ms: the wall clock, by which logins expire; without it they do not.
         """
         self.config = config
         self.pending: PendingWork[ServerPeer] = PendingWork()
         self._complaints = Complaints(log)
         self._arrivals = Complaints(log)  # logs departures as well; neither is a complaint
         self._rounds = Rounds(config, store, self.pending, clock)
-        self._reader = SocketReader(config, self._rounds, self._complaints, authenticate, turns or Turns())
+        self._reader = SocketReader(config, self._rounds, self._complaints, authenticate, turns or Turns(), now_ms)
         self._end_turns = ReadTurns(ENDS_A_TURN)  # thousands may end at the same moment
         self._paces = Paces(self.pending)
         self._lingering = LingeringSockets()
@@ -132,6 +135,7 @@ class Server:
                     self._paces,
                     introduced=self._log_introduced,
                     blocked=self._reader.openings.watch,
+                    identified=self._reader.note_identity,
                     lost=self._reader.cancel_rest,
                 )
                 self._sockets.nursery = nursery
@@ -170,6 +174,10 @@ class Server:
         for peer in list(self._peers):
             if protocol is None or peer.protocol is protocol:
                 peer.close(reason)
+
+    def logins(self) -> Iterator[LoggedIn]:
+        """Yield the identity of each client, and what ends its connection; more may come and go meanwhile."""
+        return self._reader.logouts.of(iter(list(self._peers)))
 
     # accepting
 
@@ -341,6 +349,8 @@ class Server:
             "gave_way": self._gave_way,
             **self._sockets.statistics(),
             "warnings_left_out": self._complaints.left_out,
+            "logins_ended": reader.logouts.ended,
+            "logins_expired": reader.logouts.expired,
             "protocol_errors": reader.protocol_errors,
             "bytes_in": sum(traffic.bytes_in for traffic in self._traffic),
             "bytes_out": sum(traffic.bytes_out for traffic in self._traffic),

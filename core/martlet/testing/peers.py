@@ -341,7 +341,9 @@ async def serving(
         for projection in projections(made):
             made.projections.add("tested", projection)
         async with trio.open_nursery() as nursery:
-            serves = Server(server or ServerConfig(), opened, stats, made.authentication.authenticate, made.turns)
+            authenticate, now_ms = made.authentication.authenticate, clock.now_ms
+            serves = Server(server or ServerConfig(), opened, stats, authenticate, made.turns, now_ms=now_ms)
+            made.revocation.logins.append(serves.logins)
             await nursery.start(opened.upkeep.run)
             await made.projections.replay()
             nursery.start_soon(made.projections.run)

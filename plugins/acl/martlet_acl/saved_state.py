@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import final
+from typing import Final, final
 
 import trio
 
@@ -26,12 +26,13 @@ from martlet_acl.files import (
     policies_in_steps,
     secrets_in_steps,
 )
-from martlet_acl.state import AclState
+from martlet_acl.state import AclState, ended_between
 
 __all__ = ["SavedState"]
 
 log = logging.getLogger("martlet.acl")
 
+ENDED: Final = "the user was disabled, or has other passwords or keys; log in again"
 
 Stamp = tuple[int, ...] | None
 
@@ -82,8 +83,13 @@ class SavedState:
         self._put_into_effect(self.state)
 
     def _put_into_effect(self, before: AclState) -> None:
+        state = self.state
+        ended = ended_between(before, state) if before is not state else set(state.ended)
+        state.ended.clear()
         self._broker.authentication.changed()
         self._broker.rules.changed()
+        if ended and not state.observe:
+            self._broker.end_clients(lambda identity: identity.name in ended, ENDED)
         for tell in self.changed:
             tell(before)
 

@@ -12,7 +12,7 @@ from martlet_acl.policy.policies import Policies, PolicyLevel
 from martlet_acl.policy.rules import Rule
 from martlet_acl.policy.subjects import group_subject, user_subject
 
-__all__ = ["AclState"]
+__all__ = ["AclState", "ended_between"]
 
 NO_SECRETS = UserSecrets()
 
@@ -27,9 +27,11 @@ class AclState:
       keys: the user of each access key.
       version: of the files that were written or read last; the next ones get the next number.
       observe: refuse nothing, and report what the rules would refuse.
+      ended: users whose logins have ended by changes since it was emptied last: disabled or removed users, and those
+        with another password or less access keys.
     """
 
-    __slots__ = ("keys", "observe", "policies", "secrets", "version")
+    __slots__ = ("ended", "keys", "observe", "policies", "secrets", "version")
 
     def __init__(self, policies: Policies | None = None, version: int = 0, *, observe: bool = False) -> None:
         self.policies = Policies() if policies is None else policies
@@ -37,6 +39,7 @@ class AclState:
         self.keys: dict[str, str] = {}
         self.version = version
         self.observe = observe
+        self.ended: set[str] = set()
 
     @property
     def users(self) -> Mapping[str, UserRecord]:
@@ -58,6 +61,8 @@ class AclState:
         if owner != name:
             raise PolicyError(f"user {name!r} would have the name of an access key of user {owner!r}; remove the key")
         self.policies.put_user(name, user)
+        if user.disabled:
+            self.ended.add(name)
 
     def put_password(self, name: str, verifier: str) -> None:
         """Let *verifier* be that of the password of *name*; an empty one removes the password."""
@@ -80,6 +85,8 @@ class AclState:
     def put_secrets(self, name: str, secrets: UserSecrets) -> None:
         """Replace all secrets of the user *name*; they get the next version."""
         self.check_secrets(name, secrets)
+        if not _still_proves(self.secrets_of(name), secrets):
+            self.ended.add(name)
         self._store_secrets(name, replace(secrets, version=self.version + 1))
 
     def check_secrets(self, name: str, secrets: UserSecrets) -> None:
@@ -132,6 +139,7 @@ class AclState:
 
     def remove_user(self, name: str) -> None:
         """Remove the user *name* with his secrets and his rules."""
+        self.ended.add(name)
         for access_key in self.secrets.pop(name, NO_SECRETS).keys:
             del self.keys[access_key]
         self.policies.remove_user(name)
@@ -140,3 +148,19 @@ class AclState:
 
 def _without(groups: tuple[str, ...], name: str) -> tuple[str, ...]:
     return tuple(each for each in groups if each != name)
+
+
+def _still_proves(before: UserSecrets, after: UserSecrets) -> bool:
+    """Return whether *after* has all that a login with one of *before* has used."""
+    if before.password and before.password != after.password:
+        return False
+    return all(after.keys.get(name) == key for name, key in before.keys.items() if not key.disabled)
+
+
+def ended_between(before: AclState, after: AclState) -> set[str]:
+    """Return the users whose logins end when *after* replaces *before*."""
+    ended: set[str] = set()
+    for name in before.users:
+        if not (after.is_enabled(name) and _still_proves(before.secrets_of(name), after.secrets_of(name))):
+            ended.add(name)
+    return ended

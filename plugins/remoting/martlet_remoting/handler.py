@@ -99,6 +99,7 @@ class RemotingHandler:
         self._table = FAST_TABLE if fast else TABLE
         self._taken = 0  # requests in runs since other connections had their turn
         connection.waiting = self.context
+        connection.refuse_waiting = self.context.refuse_waiting
         connection.takes_runs = True
         connection.signers = self._signers
         state.contexts[self.context] = None

@@ -129,14 +129,22 @@ class Handshake:
             answer = await login.answer(properties)
             if self._connection.state is not State.OPEN:
                 return  # the connection ended meanwhile
-            if isinstance(answer, Identity) and answer.name != self._peer.identity.name:
-                text = f"user {self._peer.identity.name!r} proves to be {answer.name!r} now; connect again"
-                raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
+            if isinstance(answer, Identity):
+                self._renew(answer)
             self._send(answer if isinstance(answer, Auth) else login.success())
         except Refused as refused:
             self._fail(login_reason(refused, is_enhanced=True) or reason_of(refused), str(refused))
         except MqttError as error:
             self._fail(error.reason, str(error))
+
+    def _renew(self, proved: Identity) -> None:
+        """Note until when the login lasts now. Raises `MqttError` if the client is not who it was."""
+        current = self._peer.identity
+        if (proved.name, proved.groups) != (current.name, current.groups):
+            what = f"to be {proved.name!r}" if proved.name != current.name else "to be in other groups"
+            text = f"user {current.name!r} proves {what} now; connect again"
+            raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
+        self._peer.identity = proved
 
     def _send(self, packet: Auth) -> None:
         self._context.counters.answers += 1

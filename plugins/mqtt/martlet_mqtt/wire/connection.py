@@ -71,6 +71,8 @@ Explained: TypeAlias = Ack | Connack | Disconnect | Suback | Unsuback
 
 # Errors in CONNECT that MQTT 3 clients also get a CONNACK for; others just close the connection [MQTT-3.1.4-1].
 _TOLD_TO_ALL: Final = (ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
+# Ends of logins, for which only DISCONNECT has codes.
+_TOLD_LATER: Final = (ReasonCode.ADMINISTRATIVE_ACTION, ReasonCode.MAXIMUM_CONNECT_TIME)
 # Protocol errors without a return code in MQTT 3: the connection closes without CONNACK.
 _TOLD_TO_NONE: Final = (ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR, ReasonCode.TOPIC_NAME_INVALID)
 
@@ -312,6 +314,8 @@ class MqttConnection:
         """Return the last packet to a client in state *before*; empty if its version has none."""
         if before is State.ENDED:
             return b""
+        if before is not State.OPEN and reason in _TOLD_LATER:
+            reason = ReasonCode.NOT_AUTHORIZED
         if self.version != V5:
             is_told = before is not State.OPEN and reason not in _TOLD_TO_NONE
             return encode_packet(Connack(False, return_code(reason)), V4) if is_told else b""

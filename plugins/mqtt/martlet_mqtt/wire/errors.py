@@ -9,6 +9,8 @@ __all__ = ["Malformed", "MqttError", "NotAccepted", "reason_of"]
 
 _REASONS: Final = {
     Reason.BUSY: ReasonCode.QUOTA_EXCEEDED,
+    Reason.ENDED: ReasonCode.ADMINISTRATIVE_ACTION,
+    Reason.EXPIRED: ReasonCode.MAXIMUM_CONNECT_TIME,
     Reason.ILLEGAL: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
     Reason.MALFORMED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,  # a value is malformed, but the packet is not
     Reason.NO_PERMISSION: ReasonCode.NOT_AUTHORIZED,

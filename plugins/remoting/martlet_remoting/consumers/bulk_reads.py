@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Final, final
 
-from martlet.access import Gate
+from martlet.access import Gate, Login
 from martlet.contracts import Peer
 from martlet.delivery.listeners import unwatch, watch
 from martlet.delivery.routing.selection import Selection
@@ -36,6 +36,7 @@ class BulkRead:
         "opaque",
         "pending",
         "queue",
+        "refused",
         "selection",
         "wait_s",
         "weight",
@@ -68,8 +69,14 @@ class BulkRead:
         self.care = care
         self.lost: list[tuple[int, int]] = []  # ranges of offsets found unreadable since the last frame
         self.weight = 1 + expression_chars // CHARS_OF_A_READ
+        self.refused: Refused | None = None  # the login of its identity has ended
 
     def expire(self) -> None:
+        self.pending.reads.end_wait(self)
+
+    def log_out(self, refused: Refused) -> None:
+        """Answer with *refused* in place of the next frame."""
+        self.refused = refused
         self.pending.reads.end_wait(self)
 
     def recheck(self) -> None:
@@ -219,6 +226,12 @@ class BulkReads:
         """Yield the reads that wait for a record; more may come and go meanwhile."""
         for waiting_reads in list(self._waiting.values()):
             yield from list(waiting_reads)
+
+    def logins(self) -> Iterator[Login]:
+        """Yield the identities of the unfinished reads, and what ends each; more may come and go meanwhile."""
+        for pending in list(self._pending):
+            for read in list(pending.unfinished):
+                yield read.gate.identity, read.log_out
 
     def end_wait(self, read: BulkRead) -> None:
         """Let *read* continue, if it waits."""

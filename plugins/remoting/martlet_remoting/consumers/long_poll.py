@@ -22,7 +22,7 @@ from typing import Final, final
 
 import trio
 
-from martlet.access import ConsumeGrant, Gate
+from martlet.access import ConsumeGrant, Gate, Login
 from martlet.contracts import Peer
 from martlet.delivery.listeners import codes_between, unwatch, watch
 from martlet.delivery.routing.selection import Selection
@@ -67,6 +67,7 @@ class Pull:
         "own_filter",
         "pending",
         "queue",
+        "refused",
         "retries",
         "selection",
         "suspend_until",
@@ -105,6 +106,7 @@ class Pull:
         self.weight = 1  # number of pulls that it counts as, by its memory
         self.suspend_until = 0.0  # trio.current_time; 0 for a pull that may not wait
         self.must_answer = True  # the pull must be answered now, with or without records
+        self.refused: Refused | None = None  # the login of its identity ended while it waited
 
     def bring_filter(self, expression: str) -> None:
         """Set the pull's own filter: *expression* adds to its weight."""
@@ -113,6 +115,11 @@ class Pull:
 
     def expire(self) -> None:
         self.must_answer = True
+        self.pending.release(self)
+
+    def log_out(self, refused: Refused) -> None:
+        """Answer with *refused* at the next collect, if the pull is held."""
+        self.refused = refused
         self.pending.release(self)
 
     def recheck(self) -> None:
@@ -435,6 +442,11 @@ class ParkedPulls:
         """Yield the held pulls; more may come and go meanwhile."""
         for pending in list(self._pending):
             yield from list(pending.held)
+
+    def logins(self) -> Iterator[Login]:
+        """Yield the identities of the held pulls, and what ends each."""
+        for pull in self.waiting_pulls():
+            yield pull.gate.identity, pull.log_out
 
     def done(self, pull: Pull) -> None:
         """Settle the answered *pull*: it no longer counts as waiting and cannot expire."""

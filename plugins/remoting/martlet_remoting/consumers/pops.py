@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from typing import Any, Final, TypeAlias, final
 
-from martlet.access import Gate
+from martlet.access import Gate, Login
 from martlet.broker import Broker
 from martlet.contracts import Buffer, Peer
 from martlet.delivery.fanout import Encoding
@@ -127,6 +127,7 @@ class Pop:
         "opaque",
         "pending",
         "queue_id",
+        "refused",
         "selection",
         "topic",
         "until",
@@ -152,11 +153,18 @@ class Pop:
         self.must_answer = False  # the pop must be answered now
         self.is_counted = False  # the pop counts as waiting
         self.is_queued = False  # the pop is in `PendingPops.ready`
+        self.refused: Refused | None = None  # the login of its identity ended while it waited
         self.group: PopGroup | None = None  # while the pop waits in it, or was called by it
 
     def expire(self) -> None:
         self.must_answer = True
         self.pending.call(self)
+
+    def log_out(self, refused: Refused) -> None:
+        """Answer with *refused* at the next collect, if the pop waits."""
+        if self in self.pending.held:
+            self.refused = refused
+            self.pending.call(self)
 
     def recheck(self) -> None:
         """Let the pop run now if it waits and is no longer permitted: the next collect refuses it."""
@@ -497,6 +505,11 @@ class PopGroups:
         for group in list(self._groups.values()):
             for line in list(group.waiting.values()):
                 yield from list(line)
+
+    def logins(self) -> Iterator[Login]:
+        """Yield the identities of the pops that wait, and what ends each."""
+        for pop in self.waiting_pops():
+            yield pop.gate.identity, pop.log_out
 
     def done(self, pop: Pop) -> None:
         """Settle the answered *pop*."""

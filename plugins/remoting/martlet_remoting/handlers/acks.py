@@ -22,8 +22,8 @@ from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.handlers.bodies import integer, items, read_body, text
-from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply
-from martlet_remoting.handlers.pops import NOTHING, check_invisible
+from martlet_remoting.handlers.context import NOTHING_POPPED, Declined, Handle, RequestContext, reply
+from martlet_remoting.handlers.pops import check_invisible
 from martlet_remoting.wire.codec import encode_ack_response, encode_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from martlet_remoting.wire.headers import AckHead, AckHeader, decode_header
@@ -133,7 +133,7 @@ def change_invisible_time(context: RequestContext, command: Command) -> bytes:
     if not generation:
         text_ = f"message {fields.offset} of queue {fields.queue_id} is not held by this handle"
         text_ += "; it was acknowledged, or its invisible time has ended"
-        raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING)
+        raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING_POPPED)
     context.peer.hold_until(NEXT_COMMIT)
     ext = {"popTime": generation, "invisibleTime": fields.invisible_ms, "reviveQid": handle.revive_queue}
     return reply(command, ext)
@@ -156,7 +156,7 @@ def _shared_group(
     if not first_offset <= fields.offset <= last_offset <= end_offset or (readable and last_offset == end_offset):
         text_ = f"offset is illegal, key:{fields.topic}@{fields.queue_id}, commit:{fields.offset},"
         text_ += f" store:{first_offset}~{end_offset}"
-        raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING)
+        raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING_POPPED)
     return context.state.pops.shared_group(gate, fields.group, fields.topic)
 
 
@@ -167,7 +167,7 @@ def _queue(context: RequestContext, grant: ConsumeGrant, queue_id: int) -> Queue
     if not topic.has_readable(queue_id):
         text_ = f"queueId[{queue_id}] is illegal, topic:[{grant.topic}]"
         text_ += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"
-        raise Declined(ResponseCode.MESSAGE_ILLEGAL, text_, NOTHING)
+        raise Declined(ResponseCode.MESSAGE_ILLEGAL, text_, NOTHING_POPPED)
     return topic.queue(queue_id)
 
 

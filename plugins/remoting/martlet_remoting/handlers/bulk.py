@@ -55,6 +55,7 @@ def bulk_read(context: RequestContext, command: Command) -> None:
     offset, end = command.integer("offset"), command.integer("endOffset", UNLIMITED)
     credit = min(max(command.integer("creditBytes", config.bulk_bytes_max), 1), config.bulk_bytes_max)
     wait_ms = min(max(command.integer("waitMs", 0), 0), config.suspend_ms_max)
+    wait_ms = state.broker.authentication.cut_wait_ms(gate.identity, wait_ms)
     kind, expression = command.text("expressionType", TAG), command.text("subscription", "")
     wanted = _selection(context, kind, expression)
     care = Care.TELL if command.boolean("checked", False) else Care.CALLER_CHECKS
@@ -82,7 +83,8 @@ def _readable(topic: Topic | None, name: str, queue_id: int) -> Queue:
 
 def _refuse(context: RequestContext, read: BulkRead, error: MartletError) -> None:
     command = Command(RequestCode.BULK_READ, opaque=read.opaque)
-    context.state.complain_of(read.pending.peer, command.code, error)
+    if isinstance(error, Refused) and error.reason is Reason.BUSY:
+        context.state.complain_of(read.pending.peer, command.code, error)
     read.pending.peer.send(refusal(context.state, command, error))
 
 
@@ -125,6 +127,9 @@ def finish(context: RequestContext) -> None:
 
 def _continue(context: RequestContext, read: BulkRead) -> int:
     """Send the next frame of *read*, or let it wait; return the size of the frame's body."""
+    if read.refused is not None:
+        raise read.refused
+    context.state.broker.authentication.check_expiry(read.gate.identity)
     topic = read.gate.read(read.queue.topic).get()
     if _readable(topic, read.queue.topic, read.queue.queue_id) is not read.queue:
         raise Refused(Reason.NO_TOPIC, f"topic[{read.queue.topic}] not exist, apply first please! It was deleted")

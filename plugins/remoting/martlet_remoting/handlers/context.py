@@ -41,6 +41,7 @@ from martlet_remoting.wire.codes import ANSWER_LANGUAGE, FLAG_ONEWAY, REQUEST_NA
 from martlet_remoting.wire.packets import NO_EXT, Command, Frame
 
 __all__ = [
+    "NOTHING_POPPED",
     "Answer",
     "Declined",
     "Handle",
@@ -59,10 +60,18 @@ log = logging.getLogger("martlet.remoting")
 
 H = TypeVar("H")  # the header of a request
 
+# Waiting requests of one connection that are answered when its login ends, 5 us each; a client that has more learns of
+# the end from the end of the connection.
+REFUSED_MAX: Final = 256
+# Java clients require these fields in every answer to a pop.
+NOTHING_POPPED: Final[Mapping[str, object]] = {"popTime": 0, "invisibleTime": 0, "reviveQid": 0, "restNum": 0}
+
 REASON_CODES: Final[Mapping[Reason, int]] = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
     # As RocketMQ 5 AuthenticationPipeline; see ACL_1_CODES.
     Reason.CREDENTIALS: ResponseCode.NO_PERMISSION,
+    Reason.ENDED: ResponseCode.NO_PERMISSION,
+    Reason.EXPIRED: ResponseCode.NO_PERMISSION,
     Reason.FENCED: ResponseCode.ILLEGAL_OPERATION,
     Reason.ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
     # As Java brokers, which read a missing field as null and fail later.
@@ -78,6 +87,8 @@ REASON_CODES: Final[Mapping[Reason, int]] = {
 # As RocketMQ up to 5.3.2 with ACL 1.0, where PlainAccessValidator raises an exception.
 ACL_1_CODES: Final[Mapping[Reason, int]] = {
     Reason.CREDENTIALS: ResponseCode.SYSTEM_ERROR,
+    Reason.ENDED: ResponseCode.SYSTEM_ERROR,
+    Reason.EXPIRED: ResponseCode.SYSTEM_ERROR,
     Reason.NO_PERMISSION: ResponseCode.SYSTEM_ERROR,
 }
 
@@ -145,6 +156,7 @@ class RemotingState:
             self.pops.waiting_pops,
             self.bulk_reads.waiting_reads,
         ]
+        broker.revocation.logins += [self.parked.logins, self.pops.logins, self.bulk_reads.logins]
         broker.topics.changed.append(self._topic_changed)
         broker.groups.changed.append(self._group_changed)
 
@@ -323,14 +335,33 @@ class RequestContext(ConnectionGates):
             self.state.timeouts.give_up(asked)
             asked.answered(answer)
 
+    def refuse_waiting(self, refused: Refused) -> bytes:
+        """End the requests that wait for messages.
+
+        Returns the answers that refuse those of the connection's own identity, `REFUSED_MAX` at most. A client learns
+        of the end of other requests from the end of the connection, which it may repeat over another one.
+        """
+        pulls = *self.pulls.held, *self.pulls.ready, *self.pulls.reading
+        pops = *self.pops.held, *(pop for pop in self.pops.ready if pop not in self.pops.held)
+        waiting = [(pull.opaque, pull.gate, NO_EXT) for pull in pulls]
+        waiting += [(pop.opaque, pop.gate, NOTHING_POPPED) for pop in pops]
+        waiting += [(read.opaque, read.gate, NO_EXT) for read in self.bulk.unfinished]
+        own = [(opaque, ext) for opaque, gate, ext in waiting if gate.identity == self.peer.identity]
+        answers = [refusal(self.state, Command(0, opaque=opaque), refused, ext) for opaque, ext in own[:REFUSED_MAX]]
+        self._drop_waiting()
+        return b"".join(answers)
+
+    def _drop_waiting(self) -> None:
+        self.state.parked.drop(self.pulls)
+        self.state.pops.drop(self.pops)
+        self.state.bulk_reads.drop(self.bulk)
+
     def closed(self) -> None:
         """Leave all groups, drop held pulls and pops, and fail requests to the client: the connection has closed."""
         self.state.contexts.pop(self, None)
         self.state.members.drop(self)
         self.state.locks.drop(self)
-        self.state.parked.drop(self.pulls)
-        self.state.pops.drop(self.pops)
-        self.state.bulk_reads.drop(self.bulk)
+        self._drop_waiting()
         for opaque in list(self._asked):
             self.finish(opaque, None)
 

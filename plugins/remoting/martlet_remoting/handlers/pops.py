@@ -23,7 +23,7 @@ from martlet.store import Queue
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet_remoting.consumers.pops import ANY_QUEUE, STALL_S, Pop, PopGroup, split_records
 from martlet_remoting.consumers.subscriptions import select
-from martlet_remoting.handlers.context import Declined, Handle, RequestContext, refuse, reply
+from martlet_remoting.handlers.context import NOTHING_POPPED, Declined, Handle, RequestContext, refuse, reply
 from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.wire.codec import encode_pop_prefix, encode_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
@@ -32,7 +32,7 @@ from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.pop_handles import IN_ORDER_QUEUE, Popped, places, retry_flag
 from martlet_remoting.wire.pop_handles import Handle as MessageHandle
 
-__all__ = ["NOTHING", "TABLE", "check_invisible", "collect", "finish"]
+__all__ = ["TABLE", "check_invisible", "collect", "finish"]
 
 COUNT_MAX: Final = 32
 LATE_MS: Final = 500  # age beyond a request's poll time at which no client waits any more
@@ -42,8 +42,6 @@ NEWEST: Final = 1  # initMode; RocketMQ ConsumeInitMode.MAX
 # The time for which a pop that does not want to wait may wait for a thread to read its messages.
 READ_S: Final = 10.0
 ANSWER_BYTES: Final = 1024  # cost of an answer itself, in bytes of messages that take the same time
-# Java clients require these fields in every answer.
-NOTHING: Final[Mapping[str, object]] = {"popTime": 0, "invisibleTime": 0, "reviveQid": 0, "restNum": 0}
 HANDLE_KEY: Final = b"POP_CK"  # MessageConst.PROPERTY_POP_CK
 NO_MESSAGE: Final = "NO_MESSAGE_IN_QUEUE"
 
@@ -70,7 +68,7 @@ def _pop(context: RequestContext, command: Command, header: PopHeader) -> Steps[
     _check_age(context, header)
     if not 0 < header.count_max <= COUNT_MAX:
         text = f"pop message's num {header.count_max} is not between 1 and {COUNT_MAX}; ask for fewer, more often"
-        raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING)
+        raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING_POPPED)
     check_invisible(header.invisible_ms)
     gate = context.gate(command)
     grant = gate.consume(header.group, header.topic)
@@ -130,7 +128,7 @@ def _make(context: RequestContext, gate: Gate, command: Command, header: Notific
     now_ms = state.broker.clock.now_ms()
     # By the client's clock, which may be ahead of the broker's.
     left_ms = min((header.born_ms or now_ms) + header.poll_ms - now_ms, header.poll_ms, state.config.suspend_ms_max)
-    pop.until = state.now() + left_ms / 1000
+    pop.until = state.now() + state.broker.authentication.cut_wait_ms(gate.identity, left_ms) / 1000
     return pop
 
 
@@ -142,14 +140,14 @@ def _check_age(context: RequestContext, header: NotificationHeader) -> None:
     late_ms = now_ms - (header.born_ms or now_ms) - header.poll_ms
     if late_ms > LATE_MS:
         text = f"pop message is timeout too much: its poll time ended {late_ms} ms ago by this broker's clock"
-        raise Declined(ResponseCode.POLLING_TIMEOUT, text, NOTHING)
+        raise Declined(ResponseCode.POLLING_TIMEOUT, text, NOTHING_POPPED)
 
 
 def check_invisible(invisible_ms: int) -> None:
     """Raise `Declined` unless a message may be invisible for that long."""
     if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
         text = f"invisibleTime {invisible_ms} is not between 0 and {INVISIBLE_MS_MAX}; it is in ms"
-        raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING)
+        raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING_POPPED)
 
 
 def _readable_topic(context: RequestContext, grant: ConsumeGrant, queue_id: int) -> Topic:
@@ -180,7 +178,7 @@ def _selection(broker: Broker, header: PopHeader) -> Selection:
         if error.reason is Reason.NOT_SUPPORTED:
             raise
         text = f"parse the consumer's subscription failed; {error}"
-        raise Declined(ResponseCode.SUBSCRIPTION_PARSE_FAILED, text, NOTHING) from error
+        raise Declined(ResponseCode.SUBSCRIPTION_PARSE_FAILED, text, NOTHING_POPPED) from error
     # Retries matched when they were first delivered.
     is_retry = selection.predicate is not None and header.topic.startswith(RETRY_PREFIX)
     return EVERYTHING if is_retry else selection
@@ -223,13 +221,16 @@ def finish(context: RequestContext) -> None:
 
 def _run_again(context: RequestContext, pop: Pop) -> int:
     """Run a pop that was held; permissions may have changed since."""
+    if pop.refused is not None:
+        raise pop.refused
+    context.state.broker.authentication.check_expiry(pop.gate.identity)
     _readable_topic(context, pop.gate.consume(pop.name, pop.topic), pop.queue_id)
     return _run(context, pop, from_earliest)
 
 
 def _drop(context: RequestContext, pop: Pop, error: Refused | Declined | StoreError) -> None:
     context.state.pops.done(pop)
-    ext: Mapping[str, object] = NOTHING
+    ext: Mapping[str, object] = NOTHING_POPPED
     if isinstance(error, Refused):
         code = context.state.reason_codes[error.reason]
     elif isinstance(error, Declined):
@@ -395,7 +396,7 @@ def _answer_nothing(context: RequestContext, pop: Pop, code: int) -> None:
         state.counters.count_refusal(code)
         remark = f"{state.pops.waiting} pops wait on this broker; remoting.pops_waiting_max, pops_line_max or"
         remark += " parked_peer_max is reached"
-    context.peer.send(encode_response(pop.opaque, code, NOTHING, remark=remark))
+    context.peer.send(encode_response(pop.opaque, code, NOTHING_POPPED, remark=remark))
 
 
 def _answer_notification(context: RequestContext, pop: Pop, *, found: bool, full: bool = False) -> None:
@@ -411,7 +412,7 @@ async def peek_message(context: RequestContext, command: Command) -> bytes:
     count_max, queue_id = command.integer("maxMsgNums"), command.integer("queueId")
     if not 0 < count_max <= COUNT_MAX:
         text = f"peek message's num {count_max} is not between 1 and {COUNT_MAX}; ask for fewer, more often"
-        raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING)
+        raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING_POPPED)
     grant = context.gate(command).consume(command.text("consumerGroup"), command.text("topic"))
     topic = _readable_topic(context, grant, queue_id)
     queues = [topic.queue(number) for number in (range(topic.read_queues) if queue_id < 0 else (queue_id,))]
@@ -435,7 +436,7 @@ async def _peek(
             bytes_left -= result.size
     has_messages = bool(body)
     code = ResponseCode.SUCCESS if has_messages else ResponseCode.PULL_NOT_FOUND
-    ext = {**NOTHING, "restNum": messages_left}
+    ext = {**NOTHING_POPPED, "restNum": messages_left}
     return encode_response(command.opaque, code, ext, b"".join(body), "FOUND" if has_messages else NO_MESSAGE)
 
 

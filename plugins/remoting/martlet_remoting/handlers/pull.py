@@ -98,7 +98,9 @@ def _pull(context: RequestContext, command: Command, header: PullHeader) -> None
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
         _commit(grant, topic, header)
     if header.sys_flag & PULL_SUSPEND:
-        suspend_ms = min(header.suspend_ms, state.config.suspend_ms_max)
+        suspend_ms = state.broker.authentication.cut_wait_ms(
+            gate.identity, min(header.suspend_ms, state.config.suspend_ms_max)
+        )
         if suspend_ms > 0 and not state.parked.stopping:
             pull.must_answer = False
             pull.suspend_until = state.now() + suspend_ms / 1000
@@ -269,6 +271,9 @@ def _run(context: RequestContext, pull: Pull) -> int:
     if topic is None or topic.queue(queue.queue_id) is not queue:  # the topic may have been created again
         raise Refused(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, apply first please! It was deleted")
     if pull.is_counted:  # the pull has waited; permissions may have changed since
+        if pull.refused is not None:
+            raise pull.refused
+        context.state.broker.authentication.check_expiry(pull.gate.identity)
         pull.grant = pull.gate.consume(pull.group, queue.topic)
         _readable_topic(context, pull.grant, queue.queue_id)
         if not pull.own_filter:

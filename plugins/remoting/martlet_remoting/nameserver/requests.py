@@ -29,6 +29,8 @@ Handle: TypeAlias = Callable[[NameServer, object, Command], Answer]
 _CODES: Final = {
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
     Reason.CREDENTIALS: ResponseCode.NO_PERMISSION,
+    Reason.ENDED: ResponseCode.NO_PERMISSION,
+    Reason.EXPIRED: ResponseCode.NO_PERMISSION,
     Reason.NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
     Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
     Reason.NO_PERMISSION: ResponseCode.NO_PERMISSION,

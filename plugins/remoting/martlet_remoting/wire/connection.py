@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sized
 from struct import Struct
 from typing import Final, final
 
-from martlet.errors import RemoteProtocolError
+from martlet.errors import Refused, RemoteProtocolError
 from martlet_remoting.wire.codec import FrameBuffer
 from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.runs import AckRun, RunSigners, SendRun
@@ -68,6 +68,10 @@ def _go_away(text: str) -> bytes:
     return HTTP2_HEAD.pack(0, 8 + len(debug), GO_AWAY, 0, 0) + LAST_STREAM.pack(EVERY_STREAM, PROTOCOL_ERROR) + debug
 
 
+def _no_answers(refused: Refused) -> bytes:
+    return b""
+
+
 @final
 class RemotingConnection:
     """The received bytes of one connection, and the time of the last ones.
@@ -75,7 +79,18 @@ class RemotingConnection:
     *key* names the setting of *frame_bytes_max* in errors.
     """
 
-    __slots__ = ("_beginning", "_frames", "_http2", "_idle_s", "_last", "send", "signers", "takes_runs", "waiting")
+    __slots__ = (
+        "_beginning",
+        "_frames",
+        "_http2",
+        "_idle_s",
+        "_last",
+        "refuse_waiting",
+        "send",
+        "signers",
+        "takes_runs",
+        "waiting",
+    )
 
     def __init__(self, frame_bytes_max: int, idle_s: float, now: float, key: str = "") -> None:
         self._frames = FrameBuffer(frame_bytes_max, key=key)
@@ -88,6 +103,8 @@ class RemotingConnection:
         self.send: Callable[[bytes], None] | None = None
         # Requests that the client waits for, such as held pulls; until there are none, the client may be silent.
         self.waiting: Sized = ()
+        # Ends these requests, and returns the answers that refuse them.
+        self.refuse_waiting: Callable[[Refused], bytes] = _no_answers
         # Whether the handler accepts runs of requests.
         self.takes_runs = False
         # Finds the signers of the requests in runs; None if signatures do not matter.
@@ -155,9 +172,14 @@ class RemotingConnection:
                 yield run
 
     def farewell(self, error: Exception) -> bytes:
-        """Return the last bytes for the client: an error that HTTP or gRPC understands; none for a remoting client."""
+        """Return the last bytes for the client: an error that HTTP or gRPC understands.
+
+        A remoting client gets only the answers to requests that wait, if they are refused.
+        """
         if self._beginning.startswith(HTTP2):
             return (SETTINGS if self._http2 is None else b"") + _go_away(str(error))
+        if isinstance(error, Refused):
+            return self.refuse_waiting(error)
         if not self._beginning.startswith(HTTP_METHODS):
             return b""
         body = f"{error}\n".encode()

@@ -209,8 +209,8 @@ def _parse_actions(entry: dict[object, object]) -> Iterator[str]:
     for name in actions:
         action = ACTIONS_BY_NAME.get(name.lower())
         if action is None:
-            text = "The actions can not be Any." if name.lower() == "any" else f"The action {name!r:.40} is unknown."
-            raise refused(f"{text} Write {', '.join(ACTIONS.values())}")
+            text = "The actions can not be Any" if name.lower() == "any" else f"The action {name!r:.40} is unknown"
+            raise refused(f"{text}; write {', '.join(ACTIONS.values())}")
         yield action
 
 
