@@ -1,5 +1,8 @@
 """Verifiers of passwords: made, checked, and refused when they cannot be checked."""
 
+import hashlib
+from base64 import b64encode
+
 import pytest
 
 from martlet_acl import passwords
@@ -9,6 +12,10 @@ from martlet_acl.policy.errors import PolicyError
 SALT = b"0123456789abcdef"
 # Of argon2-cffi 25.1.0: argon2.low_level.hash_secret(b"secret", SALT, 2, 19456, 1, 32, Type.ID)
 ARGON2 = "$argon2id$v=19$m=19456,t=2,p=1$MDEyMzQ1Njc4OWFiY2RlZg$"
+
+
+def encoded(computed: "hashlib._Hash") -> str:
+    return b64encode(computed.digest()).decode().rstrip("=")
 
 
 def test_the_right_password_is_accepted_and_no_other() -> None:
@@ -29,6 +36,23 @@ def test_a_verifier_is_that_of_the_rfc() -> None:
     assert parse_verifier(text).accepts(b"password")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # RFC 7914 11 has PBKDF2 with SHA-256: P="passwd", S="salt", c=1.
+        "$pbkdf2-sha256$i=1$c2FsdA$"
+        "VawEblbjCJ/sFpHCJUS2BflBhSFt3gRl5oudV8INrLxJypzM8Xm2RZkWZLOdd+8xfHG4RbHjC9UJESBB06GXgw",
+        # sha256(b"salt" + b"passwd") and sha512(b"passwd" + b"salt")
+        f"$salted$h=sha256,at=begin$c2FsdA${encoded(hashlib.sha256(b'saltpasswd'))}",
+        f"$salted$h=sha512,at=end$c2FsdA${encoded(hashlib.sha512(b'passwdsalt'))}",
+    ],
+)
+def test_passwords_that_other_brokers_have_hashed_are_checked(text: str) -> None:
+    verifier = parse_verifier(text)
+    assert verifier.accepts(b"passwd")
+    assert not verifier.accepts(b"password")
+
+
 def test_parameters_are_in_the_verifier_so_that_they_can_grow() -> None:
     for cost in (COST, COST + 1):
         assert parse_verifier(hash_password(b"x", SALT, cost)).accepts(b"x")
@@ -47,6 +71,11 @@ def test_a_verifier_for_nobody_accepts_nothing() -> None:
         ("$scrypt$ln=12,r=8,p=1$c2FsdA$", "no verifier of a password"),
         ("$scrypt$ln=12,r=8,p=1$c2FsdA$c2hvcnQ", "has 5 bytes"),
         ("$scrypt$ln=12,r=8,p=1$c2Fsd$AAAAAAAAAAAAAAAAAAAAAA", "is no base64"),
+        ("$pbkdf2-sha512$i=0$c2FsdA$AAAAAAAAAAAAAAAAAAAAAA", "i=0 of pbkdf2 is out of range"),
+        ("$pbkdf2-sha512$i=1000001$c2FsdA$AAAAAAAAAAAAAAAAAAAAAA", "i=1000001 of pbkdf2 is out of range"),
+        ("$pbkdf2-sha512$i=1$c2FsdA$c2hvcnQ", "has 5 bytes"),
+        ("$salted$h=sha256,at=end$c2FsdA$c2hvcnQ", "has 5 bytes"),
+        ("$salted$h=md5,at=end$c2FsdA$AAAAAAAAAAAAAAAAAAAAAA", "no verifier of a password"),
         ("$scrypt$ln=24,r=8,p=1$c2FsdA$AAAAAAAAAAAAAAAAAAAAAA", "ln=24,r=8,p=1 of scrypt are out of range"),
         ("$scrypt$ln=12,r=8,p=99$c2FsdA$AAAAAAAAAAAAAAAAAAAAAA", "out of range"),
         ("$scrypt$ln=0,r=8,p=1$c2FsdA$AAAAAAAAAAAAAAAAAAAAAA", "out of range"),

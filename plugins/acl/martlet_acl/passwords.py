@@ -2,6 +2,9 @@
 
     $scrypt$ln=12,r=8,p=1$SALT$HASH                the default: needs no further package
     $argon2id$v=19$m=19456,t=2,p=1$SALT$HASH       only checked, with the extra martlet[argon2]
+    $pbkdf2-sha512$i=101$SALT$HASH                 only checked: of Mosquitto
+    $salted$h=sha256,at=begin$SALT$HASH            only checked: one SHA-2 over salt and password, of RabbitMQ
+    $salted$h=sha512,at=end$SALT$HASH              and of old versions of Mosquitto
 
 The parameters are in the verifier, so new passwords can get stronger ones while the old ones stay valid.
 """
@@ -32,12 +35,20 @@ HASH_BYTES: Final = 32
 MEMORY_MAX: Final = 256 << 20
 PASSES_MAX: Final = 16
 TEXT_MAX: Final = 512
+# 0.5 s of a core.
+ITERATIONS_MAX: Final = 1_000_000
 
 _SCRYPT: Final = re.compile(
     r"\$scrypt\$ln=(?P<n>\d{1,2}),r=(?P<r>\d{1,2}),p=(?P<p>\d{1,2})\$(?P<salt>[\w+/]+)\$(?P<hash>[\w+/]+)", re.ASCII
 )
 _ARGON2: Final = re.compile(
     r"\$argon2(?:id|i|d)\$v=19\$m=(?P<m>\d{1,7}),t=(?P<t>\d{1,2}),p=(?P<p>\d{1,2})\$[\w+/]+\$[\w+/]+", re.ASCII
+)
+_PBKDF2: Final = re.compile(
+    r"\$pbkdf2-(?P<h>sha256|sha512)\$i=(?P<i>\d{1,7})\$(?P<salt>[\w+/]+)\$(?P<hash>[\w+/]+)", re.ASCII
+)
+_SALTED: Final = re.compile(
+    r"\$salted\$h=(?P<h>sha256|sha512),at=(?P<at>begin|end)\$(?P<salt>[\w+/]+)\$(?P<hash>[\w+/]+)", re.ASCII
 )
 
 
@@ -77,6 +88,10 @@ def parse_verifier(text: str) -> Verifier:
         return _parse_scrypt(text, found)
     if found := _ARGON2.fullmatch(text):
         return _parse_argon2(text, found)
+    if found := _PBKDF2.fullmatch(text):
+        return _parse_pbkdf2(text, found)
+    if found := _SALTED.fullmatch(text):
+        return _parse_salted(text, found)
     raise PolicyError("it is no verifier of a password; set the password with `martlet acl user set NAME --password`")
 
 
@@ -84,17 +99,22 @@ def _parse_scrypt(text: str, found: re.Match[str]) -> Verifier:
     n, r, p = 1 << int(found["n"]), int(found["r"]), int(found["p"])
     if not (n > 1 and r and p) or 128 * n * r > MEMORY_MAX or p > PASSES_MAX:
         raise PolicyError(f"the parameters {found[0].split('$')[2]} of scrypt are out of range")
-    try:
-        salt, digest = _decode(found["salt"]), _decode(found["hash"])
-    except ValueError as error:
-        raise PolicyError("the salt or the hash of scrypt is no base64") from error
-    if len(digest) < SALT_BYTES:
-        raise PolicyError(f"the hash of scrypt has {len(digest)} bytes; write {SALT_BYTES} or more")
+    salt, digest = _salt_and_hash(found, "scrypt")
 
     def accepts(password: bytes) -> bool:
         return hmac.compare_digest(_scrypt(password, salt, n, r, p, len(digest)), digest)
 
     return Verifier(text, accepts)
+
+
+def _salt_and_hash(found: re.Match[str], function: str) -> tuple[bytes, bytes]:
+    try:
+        salt, digest = _decode(found["salt"]), _decode(found["hash"])
+    except ValueError as error:
+        raise PolicyError(f"the salt or the hash of {function} is no base64") from error
+    if len(digest) < SALT_BYTES:
+        raise PolicyError(f"the hash of {function} has {len(digest)} bytes; write {SALT_BYTES} or more")
+    return salt, digest
 
 
 def _parse_argon2(text: str, found: re.Match[str]) -> Verifier:
@@ -112,6 +132,30 @@ def _parse_argon2(text: str, found: re.Match[str]) -> Verifier:
             return PasswordHasher().verify(text, password)
         except VerificationError:
             return False
+
+    return Verifier(text, accepts)
+
+
+def _parse_pbkdf2(text: str, found: re.Match[str]) -> Verifier:
+    function, iterations = found["h"], int(found["i"])
+    if not 0 < iterations <= ITERATIONS_MAX:
+        raise PolicyError(f"the parameter i={iterations} of pbkdf2 is out of range")
+    salt, digest = _salt_and_hash(found, "pbkdf2")
+
+    def accepts(password: bytes) -> bool:
+        computed = hashlib.pbkdf2_hmac(function, password, salt, iterations, len(digest))
+        return hmac.compare_digest(computed, digest)
+
+    return Verifier(text, accepts)
+
+
+def _parse_salted(text: str, found: re.Match[str]) -> Verifier:
+    function, salt_begins = found["h"], found["at"] == "begin"
+    salt, digest = _salt_and_hash(found, function)
+
+    def accepts(password: bytes) -> bool:
+        salted = salt + password if salt_begins else password + salt
+        return hmac.compare_digest(hashlib.new(function, salted).digest(), digest)
 
     return Verifier(text, accepts)
 
