@@ -28,7 +28,7 @@ log = logging.getLogger("martlet.access")
 RECHECK_US: Final = 20.0
 # Cost of the look at a login, and of its end in such looks.
 LOGIN_US: Final = 2.0
-END_STEPS: Final = 50
+END_STEPS: Final = 20
 
 # An identity that acts now, and what ends that, with the reason for the client.
 Login: TypeAlias = tuple[Identity, Callable[[Refused], None]]

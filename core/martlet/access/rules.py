@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, final
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from martlet.access.grant import ConsumeGrant, PublishGrant
 from martlet.access.networks import AddressClasses
@@ -17,6 +17,8 @@ __all__ = ["Decisions", "FollowPermit", "GroupPermit", "Rules"]
 DECISIONS_MAX: Final = 4096
 # Cached decisions about names inside topics, of all identities together: some 150 bytes each.
 NAMES_MAX: Final = 100_000
+# References to decisions that are gone, kept beyond as many as twice those in use.
+REMEMBERING_SPARE: Final = 1000
 ADMINISTRATION: Final = frozenset(("create", "update", "delete"))
 NO_OPINION: Final = Verdict(allowed=False)
 
@@ -32,6 +34,9 @@ class Verdicts:
         self.of_names: dict[tuple[Action, str], dict[str, Verdict]] = {}  # (action, topic) -> name inside -> verdict
 
 
+NO_VERDICTS: Final = Verdicts()  # of decisions that were not asked yet
+
+
 @final
 class Rules:
     """The authorizers of all plugins, and a `Decisions` for each identity, address and protocol in use."""
@@ -42,6 +47,8 @@ class Rules:
         self._in_use: WeakValueDictionary[tuple[Identity, str, str], Decisions] = WeakValueDictionary()
         self._verdicts: WeakValueDictionary[tuple[Identity, tuple[int, ...]], Verdicts] = WeakValueDictionary()
         self._classes = AddressClasses(())
+        # The decisions with grants that they remember. The others need no word of a change: ten thousand take 10 ms.
+        self._remembering: list[ref[Decisions]] = []
         self.generation = 0  # incremented by each change; a plugin can cache results of decisions for one generation
         self.denied = 0
         # Topics in which each message has a name: its tag. Rules may be about these names.
@@ -66,9 +73,12 @@ class Rules:
         self.generation += 1
         self._names_known = 0
         self._classes = AddressClasses(network for decider in self._deciders for network in decider.networks)
-        self._verdicts.clear()
-        for decisions in list(self._in_use.values()):
-            decisions.forget()
+        self._verdicts = WeakValueDictionary()  # `clear` would remove them one by one
+        remembering, self._remembering = self._remembering, []
+        for reference in remembering:
+            decisions = reference()
+            if decisions is not None:
+                decisions.forget()
         for tell in self.on_changed:
             tell()
 
@@ -85,6 +95,13 @@ class Rules:
             self._names_known = 1
             for decisions in list(self._in_use.values()):
                 decisions.forget_names()
+
+    def note_remembering(self, decisions: "Decisions") -> None:
+        """Let *decisions* forget the grants that they remember from now on at the next change."""
+        remembering = self._remembering
+        if len(remembering) > REMEMBERING_SPARE + 2 * len(self._in_use):
+            remembering = self._remembering = [each for each in remembering if each() is not None]
+        remembering.append(ref(decisions))
 
     def of(self, identity: Identity, address: str = "", protocol: str = "") -> "Decisions":
         """Return the decisions for *identity* at *address*, which all its connections from there share."""
@@ -134,7 +151,9 @@ class Decisions:
         "__weakref__",
         "_address",
         "_cache",
+        "_cached_at",
         "_protocol",
+        "_remembers",
         "_rules",
         "consumable",
         "identity",
@@ -147,7 +166,9 @@ class Decisions:
         self.identity = identity
         self._address = address
         self._protocol = protocol
-        self._cache: Verdicts | None = None  # found at the first decision after a change of the rules
+        self._cache = NO_VERDICTS
+        self._cached_at = -1  # the generation of the rules for which `_cache` was found
+        self._remembers = False  # whether there are grants to forget
         # By topic the tags of messages that may be published: looked up once per message, like `publishable`.
         self.publishable_tags: dict[str, set[bytes]] = {}
         # Topics that may be published to: looked up once per message. Gates hold this dict, so it is never replaced.
@@ -186,7 +207,7 @@ class Decisions:
         rules = self._rules
         if not rules.authorizers:
             return ALLOWED
-        verdicts = (self._cache or self._find_cache()).of_resources
+        verdicts = (self._cache if self._cached_at == rules.generation else self._find_cache()).of_resources
         verdict = verdicts.get((action, name))
         if verdict is None:
             verdict = rules.decide(self.identity, action, name, self._address)
@@ -196,6 +217,7 @@ class Decisions:
         return verdict
 
     def _find_cache(self) -> Verdicts:
+        self._cached_at = self._rules.generation
         self._cache = self._rules.verdicts_of(self.identity, self._address)
         return self._cache
 
@@ -236,7 +258,7 @@ class Decisions:
         rules = self._rules
         if not rules.authorizers:
             return ALLOWED
-        of_names = (self._cache or self._find_cache()).of_names
+        of_names = (self._cache if self._cached_at == rules.generation else self._find_cache()).of_names
         verdicts = of_names.get((action, topic))
         if verdicts is None:
             verdicts = of_names[action, topic] = {}
@@ -258,30 +280,37 @@ class Decisions:
         if len(self.publishable) >= DECISIONS_MAX:
             self.publishable.clear()
         self.publishable[grant.name] = grant
+        self._note_remembered()
 
     def check_tag(self, topic: str, tag: bytes) -> None:
         """As `check_name`, for publishing a message with *tag*; further messages with the tag need one look-up."""
         if self.check_name("publish", topic, tag.decode(errors="replace")) and self.has_names(topic):
             self._rules.note_name()
             self.publishable_tags.setdefault(topic, set()).add(tag)
+            self._note_remembered()
 
     def remember_consumable(self, grant: ConsumeGrant) -> None:
         """Cache *grant*, so that further pulls of its group and topic need one look-up."""
         if len(self.consumable) >= DECISIONS_MAX:
             self.consumable.clear()
         self.consumable[grant.group, grant.topic] = grant
+        self._note_remembered()
+
+    def _note_remembered(self) -> None:
+        if not self._remembers:
+            self._remembers = True
+            self._rules.note_remembering(self)
 
     def forget(self) -> None:
-        """Drop all cached decisions."""
-        self._cache = None
+        """Drop the grants that are remembered."""
+        self._remembers = False
         self.publishable_tags.clear()
         self.publishable.clear()
         self.consumable.clear()
 
     def forget_names(self) -> None:
         """Drop the cached decisions about names inside topics."""
-        if self._cache is not None:
-            self._cache.of_names.clear()
+        self._cache.of_names.clear()
         self.publishable_tags.clear()
 
     def reading(self, *names: str) -> Callable[[], None]:

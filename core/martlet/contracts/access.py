@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class Identity(Struct, frozen=True):
+class Identity(Struct, frozen=True, gc=False):
     """The identity that a client has proved; ``name`` is empty for an anonymous client.
 
     Args:
@@ -209,7 +209,7 @@ ResourceKind: TypeAlias = Literal["topic", "name", "group", "shared", "cluster"]
 Network: TypeAlias = IPv4Network | IPv6Network
 
 
-class Question(Struct, frozen=True):
+class Question(Struct, frozen=True, gc=False):
     """May *identity* do *action* on a resource?
 
     Args:
@@ -227,7 +227,7 @@ class Question(Struct, frozen=True):
     address: str = ""
 
 
-class Verdict(Struct, frozen=True):
+class Verdict(Struct, frozen=True, gc=False):
     """The answer to a `Question`.
 
     Args:
