@@ -54,6 +54,7 @@ EFFECTS = {
             "martlet/net/self_signed.py": "hands a key to OpenSSL in a file that is on no disk",
             "martlet/net/tls.py": "reads when the certificate of a port ends",
             "martlet_acl/audit.py": "appends to the audit trail",
+            "martlet_acl/commands/importing.py": "reads the files that it imports",
             "martlet_acl/tokens.py": "reads the keys of who issues tokens",
             "martlet/store/keys/active_file.py": "maps memory that belongs to no file",
             "martlet_remoting/commands/send.py": "reads the files that it sends",

@@ -322,3 +322,28 @@ def test_help_names_every_command(martlet: Run) -> None:
     assert code == 0
     for name in ("init", "user", "group", "key", "allow", "deny", "list", "remove", "explain", "observe"):
         assert re.search(rf"(?m)^    {name} ", out), name
+
+
+def test_files_of_other_brokers_are_imported(acl: Acl) -> None:
+    folder = acl.directory.parent
+    (folder / "acl.txt").write_text("user dora\ntopic readwrite home/#\ntopic deny home/safe\ntopic read a*\n")
+    hashed = "$7$101$TDMSU3qLFrc8mJKp$" + "A" * 86 + "=="
+    (folder / "passwords").write_text(f"dora:{hashed}\n")
+    code, out, err = acl.run(f"import mosquitto-acl {folder / 'acl.txt'} --dry-run")
+    assert (code, "acl.txt: line 4: 'a*' cannot be said" in err) == (0, True)
+    assert "name:mqtt/home/safe" in out
+    assert acl.json("list user:dora") == []
+
+    assert acl.run(f"import mosquitto-acl {folder / 'acl.txt'}")[0] == 0
+    assert acl.done(f"import mosquitto-passwords {folder / 'passwords'}") == "imported 1 users and 0 rules\n"
+    rules = {(rule["decision"], rule["resource"]) for rule in acl.json("list user:dora")}
+    assert rules == {("deny", "name:mqtt/home/safe"), ("allow", "name:mqtt/home/#")}
+    [dora] = [user for user in acl.json("user list") if user["name"] == "dora"]
+    assert dora["password"]
+
+    code, _, err = acl.run(f"import mosquitto-acl {folder / 'acl.txt'}")
+    assert "left out: user:dora has a custom rule about name:mqtt/home/# already" in err
+    code, _, err = acl.run(f"import mosquitto-passwords {folder / 'passwords'}")
+    assert "left out: user dora exists already" in err
+    assert "is no file of definitions" in acl.fails(f"import rabbitmq {folder / 'acl.txt'}")
+    assert "cannot be read" in acl.fails(f"import rocketmq {folder / 'missing'}")

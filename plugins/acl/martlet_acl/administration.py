@@ -20,6 +20,7 @@ from martlet.contracts import (
 from martlet.errors import Reason, Refused
 from martlet_acl.credentials import SecretKey, UserSecrets
 from martlet_acl.files import AclFilesError
+from martlet_acl.imports.findings import ImportedRule, ImportedUser
 from martlet_acl.passwords import SALT_BYTES, hash_password
 from martlet_acl.policy.document import stored_policies
 from martlet_acl.policy.errors import PolicyError
@@ -219,6 +220,18 @@ class Administration(AccessControl):
     def subjects(self) -> list[str]:
         return list(self.state.policies)
 
+    # imports
+
+    async def add_imported(self, users: Sequence[ImportedUser], rules: Sequence[ImportedRule]) -> list[str]:
+        """Add what does not exist yet; return a sentence for each user and rule that is left out."""
+        left_out: list[str] = []
+        async with self._changing(f"import {len(users)} users and {len(rules)} rules") as state:
+            for rule in rules:
+                _add_imported_rule(state, rule, left_out)
+            for user in users:
+                _add_imported_user(state, user, left_out)
+        return left_out
+
     async def set_observing(self, *, observe: bool) -> None:
         """Enforce the rules, or only observe them."""
         async with self._changing("observe" if observe else "enforce") as state:
@@ -242,6 +255,33 @@ def _shown(change: UserChange, join: Sequence[str] = (), leave: Sequence[str] = 
 def _shown_rule(rule: AccessRule) -> str:
     where = f" from {', '.join(rule.networks)}" if rule.networks else ""
     return f"{rule.decision} {', '.join(rule.actions)} on {rule.resource}{where}"
+
+
+def _add_imported_rule(state: AclState, imported: ImportedRule, left_out: list[str]) -> None:
+    subject, level, resource = imported.subject, imported.level, imported.rule.resource
+    if _rules_about(state, subject, level, resource):
+        left_out.append(f"{subject} has a {level} rule about {resource} already")
+        return
+    try:
+        state.put_rules(subject, level, [parse_rule(imported.rule)])
+    except PolicyError as error:
+        left_out.append(f"{level} rule of {subject} about {resource}: {error}")
+
+
+def _add_imported_user(state: AclState, user: ImportedUser, left_out: list[str]) -> None:
+    name = user.name
+    if name in state.users:
+        left_out.append(f"user {name} exists already")
+        return
+    secrets = UserSecrets(password=user.password, keys={name: SecretKey(user.secret)} if user.secret else {})
+    try:
+        state.check_secrets(name, secrets)
+        state.put_user(name, UserRecord(administrator=user.administrator))
+    except PolicyError as error:
+        left_out.append(f"user {name}: {error}")
+        return
+    if secrets.password or secrets.keys:
+        state.put_secrets(name, secrets)
 
 
 def _existing(state: AclState, name: str) -> UserRecord:

@@ -23,6 +23,7 @@ from martlet_acl.policy.rules import ACTIONS, Rule
 from martlet_acl.policy.subjects import ANONYMOUS
 from martlet_acl.requests import (
     AclAnswer,
+    AddImported,
     AddUser,
     ExplainRequest,
     ListGroups,
@@ -113,6 +114,9 @@ class Requests:
             case RemoveRule(subject, resource, level):
                 if not await self._administration.delete_rules(subject, level, resource, None):
                     raise Refused(Reason.NOT_FOUND, f"{subject} has no {level} rule about {resource!r}")
+            case AddImported(users, rules):
+                left_out = await self._administration.add_imported(users, rules)
+                return AclAnswer([{"left_out": text} for text in left_out])
             case Observe(observe):
                 await self._administration.set_observing(observe=observe)
                 if observe and self._observations is not None:

@@ -6,10 +6,12 @@ import msgspec
 from msgspec import Struct
 
 from martlet.errors import Reason, Refused
+from martlet_acl.imports.findings import ImportedRule, ImportedUser
 from martlet_acl.policy.policies import PolicyLevel
 
 __all__ = [
     "AclAnswer",
+    "AddImported",
     "AddUser",
     "ExplainRequest",
     "ListGroups",
@@ -144,6 +146,13 @@ class ExplainRequest(_Request, frozen=True, tag="explain"):
     address: str = ""
 
 
+class AddImported(_Request, frozen=True, tag="add imported"):
+    """What exists already stays as it is; the answer has a row for each such user and rule."""
+
+    users: tuple[ImportedUser, ...] = ()
+    rules: tuple[ImportedRule, ...] = ()
+
+
 class Observe(_Request, frozen=True, tag="observe"):
     observe: bool
 
@@ -153,7 +162,8 @@ class Report(_Request, frozen=True, tag="report"):
 
 
 Request: TypeAlias = (
-    AddUser
+    AddImported
+    | AddUser
     | SetUser
     | RemoveUser
     | ListUsers

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from martlet.contracts import Subcommand
-from martlet_acl.commands import initial, rules, users
+from martlet_acl.commands import importing, initial, rules, users
 from martlet_acl.commands.channel import add_directory_options
 from martlet_acl.commands.secret_input import add_password_file
 
@@ -22,6 +22,7 @@ examples:
   martlet acl list group:shop                               the rules of a group
   martlet acl explain alice publish topic:orders            say whether she may, by which rule, and why
   martlet acl observe report                                what would be refused, and commands that would allow it
+  martlet acl import mosquitto-acl FILE --dry-run           show what would become of Mosquitto's acl_file
 The commands work while the broker runs, as its user or root, and also while it does not.
 A change is in effect and on disk when its command ends.
 """
@@ -38,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _configure_groups(_inner(parser, add, "group", "add, remove or list groups of users"))
     _configure_keys(_inner(parser, add, "key", "add, disable, enable, remove or list access keys"))
     _configure_rules(add)
+    importing.configure(add("import", "add users and rules of another broker's files", importing.add_files))
 
 
 def _adder(parser: argparse.ArgumentParser, metavar: str) -> Callable[..., argparse.ArgumentParser]:
