@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from martlet.contracts.access import Identity
+from martlet.runtime.steps import Steps
 
 __all__ = ["AccessControl", "AccessPolicy", "AccessRule", "AccessUser", "RuleLevel", "UserChange", "UserKey"]
 
@@ -131,6 +132,11 @@ class AccessControl(ABC):
     @abstractmethod
     def policy(self, subject: str) -> AccessPolicy | None:
         """Return the rules of *subject*; None if it has none."""
+
+    def policy_in_steps(self, subject: str) -> Steps[AccessPolicy | None]:
+        """As `policy`, in slices: a policy has up to 10,000 rules."""
+        yield from ()
+        return self.policy(subject)
 
     @abstractmethod
     def subjects(self) -> list[str]:

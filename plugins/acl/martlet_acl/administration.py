@@ -18,6 +18,7 @@ from martlet.contracts import (
     UserKey,
 )
 from martlet.errors import Reason, Refused
+from martlet.runtime.steps import Budget, Steps
 from martlet_acl.credentials import SecretKey, UserSecrets
 from martlet_acl.files import AclFilesError
 from martlet_acl.imports.findings import ImportedRule, ImportedUser
@@ -33,6 +34,7 @@ from martlet_acl.state import AclState
 __all__ = ["Administration", "StateHolder"]
 
 PASSWORD_BYTES_MAX: Final = 1024
+RULE_US: Final = 4.0  # to show one
 OWNER: Final = "the owner of the data directory"
 
 
@@ -216,6 +218,19 @@ class Administration(AccessControl):
             return None
         custom, default = (tuple(map(_access_rule, rules)) for rules in (stored.custom, stored.default))
         return AccessPolicy(subject, custom, default)
+
+    def policy_in_steps(self, subject: str) -> Steps[AccessPolicy | None]:
+        budget = Budget(RULE_US)
+        shown: list[tuple[AccessRule, ...]] = []
+        for some in [list(self.state.policies.rules_of(subject, level)) for level in LEVELS]:
+            rules = []
+            for rule in some:
+                rules.append(_access_rule(rule.stored()))
+                if budget.is_over():
+                    yield
+            shown.append(tuple(rules))
+        custom, default = shown
+        return AccessPolicy(subject, custom, default) if custom or default else None
 
     def subjects(self) -> list[str]:
         return list(self.state.policies)

@@ -1,6 +1,6 @@
 """Users and rules of access control, for RocketMQ's tools (AdminBrokerProcessor 5.5.0, requests 3001 to 3010)."""
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from martlet.contracts import AccessControl, UserChange
@@ -131,20 +131,28 @@ def list_users(context: RequestContext, command: Command) -> Steps[Frame]:
     control = access_control(context, command)
     wanted = command.text("filter", "").strip()
     names = [name for name in control.user_names() if wanted in name]
-    users = (control.user(name) for name in _sorted(names))
-    return (yield from _reply_with_list(command, ([dumps(user_info(user))] if user else () for user in users)))
+
+    def write(name: str) -> Steps[Iterable[bytes]]:
+        yield from ()
+        user = control.user(name)
+        return () if user is None else [dumps(user_info(user))]
+
+    return (yield from _reply_with_list(command, _sorted(names), write))
 
 
 def _sorted(names: list[str]) -> list[str]:
     return sorted(names) if len(names) <= SORTED_MAX else names
 
 
-def _reply_with_list(command: Command, objects: Iterable[Iterable[bytes]]) -> Steps[Frame]:
-    """Answer the list of *objects*, each in pieces or without any; no body if it is empty."""
+def _reply_with_list(
+    command: Command, names: Iterable[str], write: Callable[[str], Steps[Iterable[bytes]]]
+) -> Steps[Frame]:
+    """Answer the list of what *write* returns for each name, in pieces or none; no body if it is empty."""
     budget, size = Budget(PIECE_US), 0
     frames: list[bytes] = []
     waiting: list[bytes] = []
-    for pieces in objects:
+    for name in names:
+        pieces = yield from write(name)
         separator = b"," if size else b"["
         for piece in pieces:
             waiting.append(separator + piece)
@@ -210,7 +218,7 @@ def get_acl(context: RequestContext, command: Command) -> Steps[Frame]:
     subject = parse_subject(command.text("subject", ""))
     if _is_unknown_user(control, subject):
         raise refused("The subject is not exist.")
-    policy = control.policy(subject)
+    policy = yield from control.policy_in_steps(subject)
     body: list[bytes] = []
     budget = Budget(PIECE_US)
     for piece in acl_pieces(policy) if policy is not None else ():
@@ -226,8 +234,12 @@ def list_acls(context: RequestContext, command: Command) -> Steps[Frame]:
     control = access_control(context, command)
     of_subject, of_resource = command.text("subjectFilter", "").strip(), command.text("resourceFilter", "").strip()
     subjects = [subject for subject in control.subjects() if of_subject in show_subject(subject)]
-    policies = map(control.policy, _sorted(subjects))
-    return (yield from _reply_with_list(command, (acl_pieces(each, of_resource) if each else () for each in policies)))
+
+    def write(subject: str) -> Steps[Iterable[bytes]]:
+        policy = yield from control.policy_in_steps(subject)
+        return () if policy is None else acl_pieces(policy, of_resource)
+
+    return (yield from _reply_with_list(command, _sorted(subjects), write))
 
 
 TABLE: Final[dict[int, Handle]] = {
