@@ -65,9 +65,9 @@ def ack_run(context: RequestContext, gate: Gate, acks: Sequence[Ack]) -> int:
         if not heads:
             break
         fields, offsets = heads[0].fields, [head.fields.offset for head in heads]
-        if not (gate.allows("subscribe", RETRY_PREFIX + fields.group) and gate.allows("subscribe", fields.topic)):
-            break  # refused as a single request
         try:
+            if not (gate.allows("subscribe", RETRY_PREFIX + fields.group) and gate.allows("subscribe", fields.topic)):
+                break  # refused as a single request
             shared_group = _shared_group(context, gate, fields, offsets[-1])
             pop_ms = handle_ms(fields.handle)
         except (Refused, Declined):

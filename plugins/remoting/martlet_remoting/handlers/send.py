@@ -113,11 +113,9 @@ def send_run(context: RequestContext, gate: Gate, sends: Sequence[Send]) -> int:
 
 def _ask_grant(gate: Gate, name: str) -> PublishGrant | None:
     """Return the grant for the first message to a topic; None to leave a refusal to the path of single messages."""
-    if not gate.allows("publish", name):
-        return None
     try:
-        return gate.check_publish(name)
-    except Refused:  # the topic is internal
+        return gate.check_publish(name) if gate.allows("publish", name) else None
+    except Refused:  # the topic is internal, or an authorizer has failed
         return None
 
 
