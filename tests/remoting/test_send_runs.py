@@ -143,6 +143,16 @@ async def test_sends_of_one_read_are_answered_in_order_as_if_each_came_alone(
     await harness.step()
 
 
+@pytest.mark.parametrize("field", ["d", "e", "g", "l"])
+async def test_a_number_that_needs_more_than_64_bits_is_refused(harness: Harness, field: str) -> None:
+    client = ready(harness, "T")
+    wrong = [request(2, send_ext("T", 0, unique(2), **{field: number})) for number in (1 << 63, -(1 << 63) - 1)]
+    wrong.append(wrong[0].replace(b'"9223372036854775808"', b"922337203685477580800"))
+    receive(client, b"".join([usual(1), *wrong, usual(3)]))
+    assert [answer.code for answer in answers(client)] == [0, *[ResponseCode.SYSTEM_ERROR] * 3, 0]
+    await harness.step()
+
+
 async def test_messages_of_a_run_are_stored_whole(harness: Harness, taken: list[int]) -> None:
     client = ready(harness, "T")
     receive(client, b"".join(usual(number, body=b"body %d" % number) for number in range(1, 41)))

@@ -3,6 +3,7 @@
 from struct import pack
 
 import pytest
+import trio
 
 from martlet.access.signers import SLICE_BYTES
 from martlet.contracts import AccessKey, Credentials, LoginOrigin, SigningSecret
@@ -180,6 +181,21 @@ async def test_a_long_body_is_verified_in_slices_and_later_requests_wait(harness
     record = harness.store.lookup.record_at(0)
     assert record is not None
     assert len(record) > len(body)
+
+
+async def test_a_key_that_is_taken_away_while_a_long_body_is_verified_has_signed_nothing(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, body, end = closed(harness, tell), bytes(3 * SLICE_BYTES), harness.store.appended
+    before = harness.broker.turns.slices
+    client.send_command(Command(V2, sign("ann", send_ext("T"), body), body, opaque=7))
+    while harness.broker.turns.slices == before:
+        await trio.lowlevel.checkpoint()
+    monkeypatch.setitem(SECRETS, "ann", b"new key")
+    harness.broker.authentication.changed()
+    await harness.step()
+    assert client.answers.pop(7).code == ResponseCode.NO_PERMISSION
+    assert harness.store.appended == end
 
 
 async def test_a_held_pull_is_answered_with_the_rights_of_its_signer(harness: Harness, client: FakeClient) -> None:

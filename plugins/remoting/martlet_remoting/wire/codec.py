@@ -39,7 +39,7 @@ from martlet_remoting.wire.headers import (
 )
 from martlet_remoting.wire.packets import NO_EXT, Command, ext_text
 from martlet_remoting.wire.runs import Ack, AckRun, End, RunSigner, RunSigners, Send, SendRun
-from martlet_remoting.wire.signatures import signed_ack, signed_end, signed_send
+from martlet_remoting.wire.signatures import SIGNED_ACK, SIGNED_BY_CODE, SIGNED_END, SIGNED_SEND
 
 __all__ = [
     "FRAME_BYTES_MAX",
@@ -93,15 +93,7 @@ ACKS_MIN: Final = 4  # of the size of the first; fewer are not worth a run
 ACKS_MAX: Final = 256
 SEND_BYTES_MAX: Final = 65536  # largest frame in a run; larger ones gain nothing
 # Frequent requests, whose handlers read the fields directly from the JSON (martlet_remoting.wire.headers).
-READ_AS_RECORDS: Final = frozenset(
-    (
-        RequestCode.SEND_MESSAGE_V2,
-        RequestCode.PULL_MESSAGE,
-        RequestCode.POP_MESSAGE,
-        RequestCode.ACK_MESSAGE,
-        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-    )
-)
+READ_AS_RECORDS: Final = SIGNED_BY_CODE.keys()
 
 # The binary header has 16 bits for a code, and Java clients send the lower ones of POP's codes.
 CUT_CODES: Final = {
@@ -257,7 +249,7 @@ class FrameBuffer:
                 if not head.fields.access_key:
                     found = None
                 elif binary is None:
-                    found = signers.signer_of(signed_send if type(head) is SendHead else signed_end, header, body)
+                    found = signers.signer_of(SIGNED_SEND if type(head) is SendHead else SIGNED_END, header, body)
                 else:
                     found = signers.signer_of_fields(*binary, body)
                 if found is None and (head.fields.access_key or not takes_unsigned):
@@ -290,7 +282,7 @@ class FrameBuffer:
             if head is None:
                 break
             if signers is not None:
-                found = signers.signer_of(signed_ack, header, b"") if head.fields.access_key else None
+                found = signers.signer_of(SIGNED_ACK, header, b"") if head.fields.access_key else None
                 if found is None and (head.fields.access_key or not takes_unsigned):
                     break
                 if found is not signer and acks:

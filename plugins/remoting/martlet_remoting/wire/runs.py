@@ -4,10 +4,11 @@ All requests of a run have the same signer, or none. Their signatures are verifi
 whose signature is not known to be right ends the run before it, and the handler gets it as a `Command`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 
 from martlet_remoting.wire.headers import AckHead, EndHead, SendHead
+from martlet_remoting.wire.signatures import SignedFields
 
 if TYPE_CHECKING:
     from martlet.contracts import Identity  # Spark tasks need not import it
@@ -38,11 +39,8 @@ class RunSigners(Protocol):
     def is_current(self, signer: RunSigner | None) -> bool:
         """Return whether requests of *signer* may still be handled as a run."""
 
-    def signer_of(self, decode: Callable[[bytes], Any], header: bytes, body: bytes) -> RunSigner | None:
-        """Return who signed a request with an access key and a JSON header; None if the handler must find out.
-
-        *decode* is one of the decoders in `martlet_remoting.wire.signatures`.
-        """
+    def signer_of(self, kind: SignedFields, header: bytes, body: bytes) -> RunSigner | None:
+        """Return who signed a request with an access key and a JSON header; None if the handler must find out."""
 
     def signer_of_fields(self, ext: Mapping[str, object], version: int, body: bytes) -> RunSigner | None:
         """As `signer_of`, for the fields of a binary header."""
