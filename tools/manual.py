@@ -226,6 +226,8 @@ PLUGIN_CHAPTERS: Final = (
             "ExternalCommit",
             "ExternalProducer",
             "Producers",
+            "Quota",
+            "QuotaSource",
             "AccessControl",
             "AccessUser",
             "UserKey",
@@ -276,6 +278,8 @@ PLUGIN_CHAPTERS: Final = (
             "Authentication: required changed authenticate find_signer count_wrong_signature identify "
             "authenticate_password begin proceed",
             "Signer: has_signed has_signed_in_slices",
+            "Allowance: check_in charge_in check_out room charge_out must_wait check_subscriptions note_subscriptions "
+            "join_group",
             "Rules: changed",
             "Replies: add",
         ),

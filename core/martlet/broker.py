@@ -7,8 +7,8 @@ writing it. The server waits for the disk and for clients after it has handled a
 from collections.abc import Callable, Sequence
 from typing import Final, TypeGuard, TypeVar, final
 
-from martlet.access import Authentication, Gate, Replies, Revocation, Rules
-from martlet.contracts import NO_ORIGIN, Authorizer, Compile, Identity, LoginOrigin, Router, Stage
+from martlet.access import UNLIMITED, Authentication, Gate, Quotas, Replies, Revocation, Rules
+from martlet.contracts import NO_ORIGIN, Authorizer, Compile, Identity, LoginOrigin, Peer, Router, Stage
 from martlet.delivery.feed import Cursors
 from martlet.delivery.routing.selection import Selection, Selections
 from martlet.delivery.subscriptions import Subscriptions
@@ -51,8 +51,8 @@ class Broker:
     ``subscriptions`` (`Subscriptions`), ``shared_groups`` (`SharedGroups`), ``sessions`` (`Sessions`), ``turns``
     (`Turns`), ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``),
     ``ids`` (``ids.below(n)``, and ``ids.unique()``, which nobody can guess), ``stats`` (``stats.add(name, function)``),
-    ``rules`` (`Rules`), ``revocation`` (`Revocation`), ``replies`` (`Replies`) and ``authentication``
-    (`Authentication`). All methods are for the event loop and never wait.
+    ``rules`` (`Rules`), ``revocation`` (`Revocation`), ``quotas`` (`Quotas`), ``replies`` (`Replies`) and
+    ``authentication`` (`Authentication`). All methods are for the event loop and never wait.
 
     A protocol acts for its clients through a `gate`. Calls without a gate are actions of the broker itself, such as the
     delivery of a timer: no authorizer is asked, and the internal topics are open.
@@ -106,7 +106,10 @@ class Broker:
         self.projections.add(OWN_STATE, self.sessions.table)
         self.sessions.writer.is_current = lambda: self.projections.has_applied(self.sessions.table)
         self.sessions.writer.wait_current = lambda: self.projections.wait_applied(self.sessions.table)
+        self.quotas = Quotas()
+        self.rules.on_changed.append(self.quotas.changed)
         self.revocation = Revocation()
+        self.revocation.waiting += [self.quotas.accounts]
         self.revocation.waiting += [self.cursors.waiting, self.subscriptions.waiting, self.shared_groups.waiting]
         self.rules.on_changed.append(self.revocation.recheck_all)
         self.draining = Draining(store, topics, groups, self.shared_groups.progress, self.sessions, self.turns)
@@ -121,6 +124,7 @@ class Broker:
         stats.add("subscriptions", self.subscriptions.statistics)
         stats.add("shares", self.shared_groups.statistics)
         stats.add("sessions", self.sessions.statistics)
+        stats.add("quotas", self.quotas.statistics)
 
     def set_stages(self, stages: Sequence[tuple[str, Stage]], routers: Sequence[tuple[str, Router]] = ()) -> None:
         """Make messages pass *stages*, then ask *routers* which light queues index them; each is paired with its
@@ -420,12 +424,19 @@ class Broker:
         """
         return self._selections.get(language, expression, exact)
 
-    def gate(self, identity: Identity, origin: LoginOrigin = NO_ORIGIN) -> Gate:
+    def gate(self, identity: Identity, origin: LoginOrigin = NO_ORIGIN, peer: Peer | None = None) -> Gate:
         """Return the gate through which a protocol acts for *identity*; cheap, create one per connection.
 
-        *origin* is where the client is: rules may be about networks.
+        Args:
+          origin: where the client is: rules may be about networks.
+          peer: the client's connection, which is counted and slowed by the quotas of *identity*. Without it there are
+            none. Several gates of one peer and identity count as one connection.
+
+        Raises:
+          Refused: with *peer* only: its quotas allow no more connections (Reason.QUOTA), or their plugin failed.
         """
-        return Gate(self, self.rules.of(identity, origin.address, origin.protocol))
+        allowance = self.quotas.admit(identity, peer) if peer is not None else UNLIMITED
+        return Gate(self, self.rules.of(identity, origin.address, origin.protocol), allowance)
 
     @property
     def authorizers(self) -> tuple[Authorizer, ...]:

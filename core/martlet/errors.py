@@ -71,6 +71,7 @@ class Reason(Enum):
     NOT_FOUND = "not found"
     NOT_SUPPORTED = "not supported"
     PARAMETER = "parameter"
+    QUOTA = "quota"
     UNAVAILABLE = "unavailable"
 
 

@@ -29,6 +29,8 @@ from martlet.contracts import (
     Predicate,
     Protocol,
     Proved,
+    Quota,
+    QuotaSource,
     RecordView,
     Router,
     Service,
@@ -201,6 +203,19 @@ class Full(Hooks):
 
         return [opinion]
 
+    def martlet_quotas(self, broker: Broker) -> Sequence[QuotaSource]:
+        def answer(identity: Identity) -> Sequence[Quota]:
+            match identity.name:
+                case "zero":
+                    raise ZeroDivisionError
+                case "wrong":
+                    return [None]  # type: ignore[list-item]
+                case "twice":
+                    return [Quota("g"), Quota("g")]
+            return [Quota(connections=1)] if identity.name == "ada" else []
+
+        return [answer]
+
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
         return {Greeting: Greeting("hello")}
 
@@ -296,6 +311,19 @@ class Stateful(Hooks):
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         return [World().protocol()]
+
+    def martlet_quotas(self, broker: Broker) -> Sequence[QuotaSource]:
+        def answer(identity: Identity) -> Sequence[Quota]:
+            match identity.name:
+                case "zero":
+                    raise ZeroDivisionError
+                case "wrong":
+                    return [None]  # type: ignore[list-item]
+                case "twice":
+                    return [Quota("g"), Quota("g")]
+            return [Quota(connections=1)] if identity.name == "ada" else []
+
+        return [answer]
 
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
         return {Greeting: Greeting("hello")}

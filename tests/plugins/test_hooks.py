@@ -29,6 +29,7 @@ from martlet.records.codec import decode_record
 from martlet.records.layout import ENTRY
 from martlet.settings import BrokerConfig
 from martlet.testing.disk import FakeDisk
+from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import drain, small_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "hooks.md"
@@ -205,6 +206,33 @@ async def test_martlet_authorizers_give_the_first_opinion(monkeypatch: pytest.Mo
         assert not made.broker.gate(Identity("ada")).allows("subscribe", "t")
     async with running(monkeypatch, "full", "guard") as made:
         assert not made.broker.gate(Identity("ada")).allows("subscribe", "t")
+
+
+async def test_martlet_quotas_limit_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full", "guard") as made:
+        gate, first, second = made.broker.gate, RecordingPeer(), RecordingPeer()
+        gate(Identity("ada"), peer=first)
+        with pytest.raises(Refused, match="user 'ada': 1 connections are open, and the quota is 1") as caught:
+            gate(Identity("ada"), peer=second)
+        assert caught.value.reason is Reason.QUOTA
+        gate(Identity("bob"), peer=second)
+        [ended] = first.paced.tells
+        ended()
+        gate(Identity("ada"), peer=second)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("zero", "ZeroDivisionError"),
+        ("wrong", "TypeError: it returned .None,.; return quotas"),
+        ("twice", "ValueError: it returned two quotas of one group, or of 'twice'"),
+    ],
+)
+async def test_quotas_that_fail_refuse_the_client(monkeypatch: pytest.MonkeyPatch, name: str, what: str) -> None:
+    async with running(monkeypatch, "full") as made:
+        with pytest.raises(Refused, match=f"plugin 'full' failed in its quotas; {what}"):
+            made.broker.gate(Identity(name), peer=RecordingPeer())
 
 
 async def test_martlet_capabilities_are_asked_for_by_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from martlet.access.grant import (
     TopicOffsets,
 )
 from martlet.access.queries import AdminGate, QueryGate
+from martlet.access.quotas import UNLIMITED, Allowance, Quotas
 from martlet.access.replies import NO_CORRELATION, Replies, is_uncorrelated
 from martlet.access.revocation import Login, Revocation
 from martlet.access.rules import Rules
@@ -25,7 +26,9 @@ from martlet.access.transactions import ExternalGate, TransactionGate
 __all__ = [
     "ANONYMOUS",
     "NO_CORRELATION",
+    "UNLIMITED",
     "AdminGate",
+    "Allowance",
     "Authentication",
     "BrokerAdminGrant",
     "BrokerGrant",
@@ -38,6 +41,7 @@ __all__ = [
     "Login",
     "PublishGrant",
     "QueryGate",
+    "Quotas",
     "Replies",
     "Revocation",
     "Rules",

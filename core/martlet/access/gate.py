@@ -22,6 +22,7 @@ from martlet.access.grant import (
 )
 from martlet.access.queries import AdminGate, QueryGate, check_shown
 from martlet.access.questions import name_of_group
+from martlet.access.quotas import UNLIMITED, Allowance
 from martlet.access.rules import Decisions, FollowPermit, GroupPermit
 from martlet.access.transactions import ExternalGate, TransactionGate
 from martlet.contracts import Action, ExternalTransactions, Identity, Router, Transactions
@@ -41,7 +42,7 @@ from martlet.sessions.session import Session
 from martlet.sessions.sessions import Sessions
 from martlet.state.journal import Journal
 from martlet.store import Store
-from martlet.store.append.items import AppendItem, AppendResult, properties_of, queue_of
+from martlet.store.append.items import AppendItem, AppendResult, body_of, properties_of, queue_of
 from martlet.store.format.light import MULTI, light_topics, may_be_indexed
 from martlet.store.format.tags import find_tags
 from martlet.store.queues.queues import Queue
@@ -94,19 +95,25 @@ class Gate:
     """The operations of the broker for one identity.
 
     Every method raises `Refused` (NO_PERMISSION) if the identity lacks the permission, in addition to its own errors.
+    ``allowance`` is what the client's quotas allow. The gate counts with it what is published, and gives it to what
+    delivers; a protocol that answers requests for messages asks it itself.
     """
 
     __slots__ = (
         "_behind",
         "_decisions",
+        "_is_limited",
         "_tables",
         "_tags",
+        "allowance",
         "identity",
         "publishable",
     )
 
-    def __init__(self, behind: Behind, decisions: Decisions) -> None:
+    def __init__(self, behind: Behind, decisions: Decisions, allowance: Allowance = UNLIMITED) -> None:
         self._behind = behind
+        self.allowance = allowance
+        self._is_limited = allowance.applies
         self._decisions = decisions
         # Results of `check_publish` by topic, for hot paths of protocols.
         self.publishable: Mapping[str, PublishGrant] = decisions.publishable
@@ -134,8 +141,13 @@ class Gate:
 
         With light queues, it also requires ``publish`` on each light topic that the message names.
         """
+        if self._is_limited:
+            self.allowance.check_in()
         self.check_whole(message)
-        return self._behind.publish(message)
+        placed = self._behind.publish(message)
+        if self._is_limited:
+            self.allowance.charge_in(1, _size_of(message))
+        return placed
 
     def _check_light_topics(self, message: Message) -> None:
         """Raise `Refused` unless *message* may go to the light topics that it names; they count only if there are
@@ -156,6 +168,8 @@ class Gate:
         """Store messages like `Broker.publish_all`; refuses each message without permission."""
         publishable, has_routers = self.publishable, bool(self._behind.routers)
         refused: dict[int, Refused] = {}
+        if self._is_limited and items:
+            refused = _refuse_excess(self.allowance, items, atomic=atomic)
         for index, item in enumerate(items):
             try:
                 if not isinstance(item, Message):
@@ -168,10 +182,13 @@ class Gate:
                 if atomic:
                     raise
                 refused[index] = error
-        if not refused:
-            return self._behind.publish_all(items, atomic=atomic, notes=notes, own=own)
-        result = self._behind.publish_all([item for index, item in enumerate(items) if index not in refused])
-        result.add_refused(refused)
+        if refused:
+            items = [item for index, item in enumerate(items) if index not in refused]
+        result = self._behind.publish_all(items, atomic=atomic, notes=notes, own=own)
+        if refused:
+            result.add_refused(refused)
+        if self._is_limited and items:
+            self.allowance.charge_in(len(items), sum(map(_size_of, items)))
         return result
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
@@ -235,6 +252,9 @@ class Gate:
         if message.topic not in (RETRY_PREFIX + group, DLQ_PREFIX + group):
             text = f"topic[{message.topic}] is neither the retry topic nor the dead-letter topic of group[{group}]"
             raise Refused(Reason.ILLEGAL, text)
+        if self._is_limited:
+            self.allowance.check_in()
+            self.allowance.charge_in(1, _size_of(message))
         return self._behind.publish(message)  # such topics have no light queues
 
     def reply(self, address: str, message: Message) -> Placed:
@@ -306,9 +326,11 @@ class Gate:
         self._check_open(topic)
         permit = self._decisions.reading(topic)
         permit()
-        return self._behind.subscriptions.open(
+        subscription = self._behind.subscriptions.open(
             peer, topic, encoding, selection=selection, start=start, credit=credit, permit=permit
         )
+        subscription.limit = self.allowance if self._is_limited else None
+        return subscription
 
     def follow(
         self,
@@ -328,7 +350,9 @@ class Gate:
         permit = self._follow_permit(feed)
         for each in filters:
             permit.check(each)
-        return feed.open(wake, filters, position, permit=permit, droppable=droppable, is_paused=is_paused)
+        cursor = feed.open(wake, filters, position, permit=permit, droppable=droppable, is_paused=is_paused)
+        cursor.limit = self.allowance if self._is_limited else None
+        return cursor
 
     def may_follow(self, feed: Feed, topic_filter: str) -> bool:
         """Whether the identity may follow *topic_filter* of *feed*."""
@@ -363,9 +387,16 @@ class Gate:
         """
         names = membership.names
         permit = self._check_group(topic, group, policy, names.topic_filter if names is not None else "")
-        return self._behind.shared_groups.join(
-            peer, topic, group, encoding, membership, policy, permit=permit, user=self.identity.name
-        )
+        left = self.allowance.join_group((policy.scope if policy is not None else "", group, topic))
+        try:
+            member = self._behind.shared_groups.join(
+                peer, topic, group, encoding, membership, policy, permit=permit, user=self.identity.name
+            )
+        except Refused:
+            left()
+            raise
+        member.limit, member.left = self.allowance if self._is_limited else None, left
+        return member
 
     def shared_group(self, topic: str, group: str, policy: GroupPolicy | None = None) -> SharedGroup | None:
         """Return a group, to settle messages by handle, like `SharedGroups.find`; requires the same as `join`."""
@@ -415,3 +446,18 @@ class Gate:
     ) -> tuple[Session, bool]:
         """Return the session *name* of this identity, like `Sessions.open`, and whether it existed before."""
         return self._behind.sessions.open(protocol, self.identity.name, name, position, lost, expiry_s=expiry_s)
+
+
+def _size_of(item: AppendItem | Message) -> int:
+    """Return the size of a message for quotas: its body and its properties."""
+    if isinstance(item, Message):
+        return len(item.body) + len(item.properties)
+    return len(body_of(item)) + len(properties_of(item))
+
+
+def _refuse_excess(allowance: Allowance, items: Sequence[AppendItem | Message], *, atomic: bool) -> dict[int, Refused]:
+    """Return the refusals of those of *items* that the client's quotas do not allow; raise it if *atomic*."""
+    if atomic:
+        allowance.check_in()
+        return {}
+    return allowance.refuse_excess([*map(_size_of, items)])

@@ -6,6 +6,7 @@ from typing import Protocol, final
 from msgspec.structs import replace
 
 from martlet.access.grant import PublishGrant, check_not_closed
+from martlet.access.quotas import Allowance
 from martlet.contracts import (
     Action,
     ExternalCommit,
@@ -27,6 +28,7 @@ __all__ = ["ExternalGate", "TransactionGate"]
 class Permissions(Protocol):
     """The permissions of one identity; implemented by `martlet.access.Gate`."""
 
+    allowance: Allowance
     identity: Identity
     publishable: Mapping[str, PublishGrant]
 
@@ -143,7 +145,11 @@ class ExternalGate:
         if batch.topic not in permissions.publishable or permissions.has_routers:
             for _, properties, _ in batch.members:
                 permissions.check_whole(Message(batch.topic, b"", properties))
-        return await self._capability().stage(self._as_own(transaction), part, chunk, batch)
+        allowance = permissions.allowance
+        allowance.check_in()
+        staged = await self._capability().stage(self._as_own(transaction), part, chunk, batch)
+        allowance.charge_in(len(batch.members), sum(len(body) + len(each) for body, each, _ in batch.members))
+        return staged
 
     async def prepare(
         self,

@@ -9,6 +9,7 @@ from martlet.plugins.loader import (
     guarded_authorizer,
     guarded_filter,
     guarded_mechanism,
+    guarded_quotas,
 )
 
 __all__ = ["HOOKS_OF_A_BROKER", "install", "resolve"]
@@ -19,6 +20,7 @@ HOOKS_OF_A_BROKER: Final = (
     "martlet_authenticators",
     "martlet_mechanisms",
     "martlet_authorizers",
+    "martlet_quotas",
     "martlet_stages",
     "martlet_routers",
     "martlet_projections",
@@ -58,6 +60,9 @@ def install(broker: Broker, results: dict[str, list[tuple[str, Any]]]) -> None:
     }
     broker.authorizers = tuple(
         guarded_authorizer(plugin, each) for plugin, given in results["martlet_authorizers"] for each in given
+    )
+    broker.quotas.sources = tuple(
+        guarded_quotas(plugin, each) for plugin, given in results["martlet_quotas"] for each in given
     )
     broker.set_stages(
         [(name, stage) for name, given in results["martlet_stages"] for stage in given],

@@ -39,7 +39,7 @@ from martlet.contracts.access_control import (
 )
 from martlet.contracts.messages import Compile, Router, Stage
 from martlet.contracts.protocol import Connection, Handler, Peer, PortNetworks, Protocol, Traffic, WebSocket
-from martlet.contracts.quotas import Pace
+from martlet.contracts.quotas import DeliveryLimit, Pace, Quota, QuotaSource
 from martlet.contracts.services import Service, Subcommand
 from martlet.contracts.timers import PendingTimer, Timers
 from martlet.contracts.transactions import (
@@ -77,6 +77,7 @@ __all__ = [
     "Connection",
     "Credentials",
     "Decider",
+    "DeliveryLimit",
     "Dispatcher",
     "Exchange",
     "ExternalCommit",
@@ -106,6 +107,8 @@ __all__ = [
     "Protocol",
     "Proved",
     "Question",
+    "Quota",
+    "QuotaSource",
     "RecordView",
     "ResourceKind",
     "Router",

@@ -118,7 +118,7 @@ class Peer(TypingProtocol):
         ...
 
     def pace(self) -> Pace:
-        """Return how fast the server serves this peer, to slow it down."""
+        """Return how fast the server serves this peer, to slow it down; `Broker.gate` does that by quotas."""
         ...
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:

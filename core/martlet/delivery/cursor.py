@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from enum import Enum, unique
 from typing import Final, Protocol, final
 
+from martlet.contracts import DeliveryLimit
 from martlet.delivery.runs import Run
 from martlet.errors import Refused
 from martlet.runtime.steps import Budget, Steps
@@ -105,7 +106,7 @@ class Cursor:
     At the place `CursorPlace.TAIL` the cursor has joined the tail. ``wake`` is called when there is something to
     collect, and when the tail is joined. ``dropped`` counts messages that a full cursor did not take (`Feed.open`).
     ``sweep`` reads for a cursor at `CursorPlace.SWEPT`. ``begins`` has the log positions at which filters begin that
-    deliver nothing yet; it may be None.
+    deliver nothing yet; it may be None. ``limit`` is what the receiver's quotas allow; None if it has none.
     """
 
     __slots__ = (
@@ -122,6 +123,7 @@ class Cursor:
         "dropped",
         "filters",
         "is_paused",
+        "limit",
         "place",
         "sweep",
         "wake",
@@ -146,6 +148,7 @@ class Cursor:
         self.filters = dict(filters)
         self.begins: dict[str, int] | None = None
         self.is_paused = False
+        self.limit: DeliveryLimit | None = None
         self.place = CursorPlace.BEHIND
         self.sweep: Sweeping | None = None
         self._feed = feed
@@ -179,26 +182,36 @@ class Cursor:
         """Return about *budget_bytes* of records, as runs with the values of the filters that match them.
 
         Stops after the run that crosses the budget, after one that is compressed or heavy, and after *messages_max*
-        messages, where a run is split. Wakes the receiver again if more is pending.
+        messages, where a run is split. Wakes the receiver again if more is pending. Returns nothing while the receiver
+        must wait by its ``limit``.
 
         Raises:
           Refused: the receiver may no longer follow one of its filters.
         """
         if not self.check_rules():
             return []
+        if self.limit is not None:
+            messages_max, budget_bytes = self.limit.room(messages_max, budget_bytes)
         collected: list[tuple[Run, tuple[Hashable, ...]]] = []
         while self._pending and budget_bytes > 0 and messages_max > 0:
             run, grants = self._pending.popleft()
-            if run.count > messages_max:
-                run, remaining_run = run.split(messages_max)
+            count, size = min(run.count, messages_max), len(run.data)
+            if self.limit is not None and size > budget_bytes:
+                count = min(count, max(run.count * budget_bytes // size, 1))
+            if run.count > count:
+                run, remaining_run = run.split(count)
                 self._pending.appendleft((remaining_run, grants))
-            size = len(run.data)
+                size = len(run.data)
             budget_bytes -= size
             messages_max -= run.count
             self._count_pending(-size)
             collected.append((run, grants))
             if run.is_compressed or run.is_heavy:
                 break
+        if self.limit is not None and collected:
+            self.limit.charge_out(
+                sum([run.count for run, _ in collected]), sum([len(run.data) for run, _ in collected])
+            )
         if self._pending:
             self.wake()
         elif self.place is CursorPlace.FULL:

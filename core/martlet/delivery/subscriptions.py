@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, Protocol, final
 
-from martlet.contracts import Buffer
+from martlet.contracts import Buffer, DeliveryLimit
 from martlet.delivery.costly import cut_after_costly
 from martlet.delivery.fanout import Batch, Encoding, Encodings, SharedTail
 from martlet.delivery.routing.selection import EVERYTHING, Selection
@@ -143,7 +143,7 @@ class TopicSubscription:
 
     ``credit`` is the number of messages that may be sent; at 0 the subscription waits for `add_credit`. If the topic is
     deleted or no longer readable, ``gone`` is set and the peer is woken: the handler then tells its client and closes
-    the subscription.
+    the subscription. ``limit`` is what the client's quotas allow; None if it has none.
     """
 
     __slots__ = (
@@ -159,6 +159,7 @@ class TopicSubscription:
         "credit",
         "encoding",
         "gone",
+        "limit",
         "peer",
         "selection",
         "topic",
@@ -177,6 +178,7 @@ class TopicSubscription:
     ) -> None:
         self._owner = owner
         self._permit = permit
+        self.limit: DeliveryLimit | None = None
         self.peer = peer
         self.topic = topic
         self.encoding = encoding
@@ -211,6 +213,22 @@ class TopicSubscription:
         Raises:
           Refused: the filter failed, or reading is no longer allowed; close the subscription.
         """
+        limit = self.limit
+        if limit is None:
+            return self._collect(budget_bytes)
+        messages, budget_bytes = limit.room(self.credit, budget_bytes)
+        kept_credit, self.credit = self.credit - messages, messages
+        try:
+            deliveries = self._collect(budget_bytes)
+        finally:
+            self.credit += kept_credit
+        if deliveries:
+            limit.charge_out(sum([each.count for each in deliveries]), sum([each.size for each in deliveries]))
+        if kept_credit and self._to_read:
+            self.peer.wake()
+        return deliveries
+
+    def _collect(self, budget_bytes: int) -> list[Delivery]:
         if self._permit is not None:
             self._permit()
         if self._failure is not None:

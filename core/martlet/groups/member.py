@@ -2,9 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, final
 
+from martlet.contracts import DeliveryLimit
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.subscriptions import Delivery, MemberPeer
 from martlet.errors import Refused
@@ -25,7 +26,8 @@ class Member:
 
     A message whose lease ends goes to another member. This member gets the credit back only when it acts again, because
     until then it may be dead. ``holder`` holds the messages of this member. Unless it ``acknowledges``, messages are
-    settled when it collects them.
+    settled when it collects them. ``limit`` is what the client's quotas allow, None if it has none; ``left`` is called
+    once it has left.
     """
 
     __slots__ = (
@@ -43,6 +45,8 @@ class Member:
         "is_exclusive",
         "lapsed",
         "lease_s",
+        "left",
+        "limit",
         "peer",
         "takes",
         "woken",
@@ -57,6 +61,8 @@ class Member:
         permit: MemberPermit | None,
     ) -> None:
         self._permit = permit
+        self.limit: DeliveryLimit | None = None
+        self.left: Callable[[], None] | None = None
         # Messages that it holds and has not collected, with their names: another member read them.
         self._kept: deque[tuple[str, Delivery]] = deque()
         self._kept_bytes = 0
@@ -99,6 +105,25 @@ class Member:
         Raises:
           Refused: the filter failed, or reading is no longer allowed; leave the group.
         """
+        limit = self.limit
+        if limit is None:
+            return self._collect(budget_bytes)
+        messages, budget_bytes = limit.room(self.credit, budget_bytes)
+        kept_credit, self.credit = self.credit - messages, messages
+        try:
+            deliveries = self._collect(budget_bytes)
+        finally:
+            is_full = self.credit <= 0
+            self.credit += kept_credit
+        if deliveries:
+            limit.charge_out(sum([each.count for each in deliveries]), sum([each.size for each in deliveries]))
+        if kept_credit and is_full:
+            self.wake()
+            if not messages:
+                self.group.wake()  # somebody else may have the messages meanwhile
+        return deliveries
+
+    def _collect(self, budget_bytes: int) -> list[Delivery]:
         self.woken = False
         self.check()
         deliveries: list[Delivery] = []
@@ -250,3 +275,6 @@ class Member:
         self._kept.clear()
         self._kept_bytes = 0
         self.group.leave(self, keep=keep)
+        if self.left is not None:
+            left, self.left = self.left, None
+            left()

@@ -18,6 +18,7 @@ from martlet.contracts import (
     Dispatcher,
     Mechanism,
     Protocol,
+    QuotaSource,
     Router,
     Service,
     Stage,
@@ -81,6 +82,11 @@ class Hooks:
     @hookspec
     def martlet_authorizers(self, broker: "Broker") -> Sequence[Authorizer]:
         """Return functions that allow or deny an action; the first opinion of all plugins decides."""
+        return ()
+
+    @hookspec
+    def martlet_quotas(self, broker: "Broker") -> Sequence[QuotaSource]:
+        """Return functions that answer the quotas of an identity; those of all plugins apply."""
         return ()
 
     @hookspec

@@ -42,6 +42,8 @@ from martlet.contracts import (
     Protocol,
     Proved,
     Question,
+    Quota,
+    QuotaSource,
     RecordView,
     Router,
     SigningSecret,
@@ -62,6 +64,7 @@ __all__ = [
     "guarded_authorizer",
     "guarded_filter",
     "guarded_mechanism",
+    "guarded_quotas",
     "guards_access",
     "has_commands",
     "load",
@@ -255,6 +258,7 @@ SEQUENCES: Final[dict[str, tuple[str, Callable[[object], bool]]]] = {
     "martlet_routers": ("Router", lambda each: isinstance(each, Router)),
     "martlet_authenticators": ("functions", callable),
     "martlet_authorizers": ("functions or objects with decide", lambda each: callable(each) or hasattr(each, "decide")),
+    "martlet_quotas": ("functions", callable),
     "martlet_projections": ("Projection", _is_projection),
     "martlet_services": ("functions", callable),
     "martlet_commands": ("Subcommand", lambda each: isinstance(each, Subcommand)),
@@ -375,6 +379,26 @@ def _ask_guarded(plugin: str, kind: type[T], ask: Callable[[], T | None]) -> T |
 
 def _guard_failed(plugin: str, what: str, error: Exception) -> Refused:
     return Refused(Reason.UNAVAILABLE, f"plugin {plugin!r} failed in its {what}; {type(error).__name__}: {error}")
+
+
+def guarded_quotas(plugin: str, source: QuotaSource) -> QuotaSource:
+    """Return *source* wrapped so that an error or an invalid result becomes a refusal that names the plugin."""
+
+    def ask(identity: Identity) -> Sequence[Quota]:
+        try:
+            quotas = tuple(source(identity))
+            if not all(isinstance(quota, Quota) for quota in quotas):
+                raise TypeError(f"it returned {quotas!r:.80}; return quotas")
+            if len({quota.group for quota in quotas}) < len(quotas):
+                raise ValueError(f"it returned two quotas of one group, or of {identity.name!r}; return one of each")
+            return quotas
+        except Refused:
+            raise
+        except Exception as error:
+            log.exception("plugin %r failed in its quotas", plugin)
+            raise _guard_failed(plugin, "quotas", error) from error
+
+    return ask
 
 
 def guarded_filter(plugin: str, language: str, compile_expression: Compile) -> Compile:

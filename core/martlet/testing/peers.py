@@ -207,7 +207,7 @@ def memory_transport(capacity: int = PIPE_BYTES) -> tuple[MemoryPeer, MemoryWire
     return MemoryPeer(down, up), MemoryWire(up, down)
 
 
-class RecordingPace(Struct):
+class RecordingPace(Struct, eq=False):
     """A `martlet.contracts.Pace` that records until when a peer was slowed; call ``tells`` to end the connection."""
 
     receive_bytes: int = 1 << 18

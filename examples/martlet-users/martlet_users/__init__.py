@@ -1,4 +1,4 @@
-"""A plugin with users: authenticates them by password, SCRAM, signature or certificate, and has rules for each."""
+"""A plugin with users: authenticates them by password, SCRAM, signature or certificate, with rules and quotas."""
 
 import hashlib
 import hmac
@@ -8,12 +8,14 @@ import sys
 import tomllib
 from argparse import ArgumentParser, Namespace
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from getpass import getpass
 from pathlib import Path
 from typing import Any, ClassVar, Final, final
+
+from msgspec import ValidationError, convert
 
 from martlet.broker import Broker
 from martlet.config import Settings, setting
@@ -29,6 +31,8 @@ from martlet.contracts import (
     Nobody,
     Password,
     PasswordCheck,
+    Quota,
+    QuotaSource,
     SignedRequest,
     SigningSecret,
     Subcommand,
@@ -42,7 +46,8 @@ from .scram import NAME, SALT_BYTES, ScramSecret, begin_scram, make_secret, read
 __all__ = ["User", "UsersConfig", "UsersPlugin", "hash_password", "read_users"]
 
 ACTIONS: Final = ("publish", "read", "manage")
-KEYS: Final = frozenset(("password", "scram", "signing_key", "certificate", "rules"))
+KEYS: Final = frozenset(("password", "scram", "signing_key", "certificate", "rules", "quota"))
+GROUP_KEYS: Final = frozenset(("members", "quota"))
 USER: Final = "{user}"  # in a rule
 ANONYMOUS: Final = ""  # the user name for the section [anonymous]
 ANONYMOUS_SECTION: Final = "anonymous"
@@ -73,13 +78,14 @@ NOBODY: Final = f"{SCHEME}${b64encode(bytes(16)).decode()}${b64encode(bytes(64))
 @final
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user of the file; ``rules`` are (action, pattern of names)."""
+    """One user of the file; ``rules`` are (action, pattern of names), ``quotas`` its own and those of its groups."""
 
     password: str = ""
     scram: ScramSecret | None = None
     signing_key: str = ""
     certificate: bool = False
     rules: tuple[tuple[str, re.Pattern[str]], ...] = ()
+    quotas: tuple[Quota, ...] = ()
 
     def may(self, action: str, name: str) -> bool:
         return any(action == wanted and pattern.match(name) for wanted, pattern in self.rules)
@@ -96,15 +102,48 @@ def read_users(path: str) -> dict[str, User]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"config key 'users.file' is {path!r}, which cannot be read; {error}") from error
     sections = {**table.get("users", {}), ANONYMOUS: table.get(ANONYMOUS_SECTION, {})}
-    return {name: _user(path, name or ANONYMOUS_SECTION, fields) for name, fields in sections.items()}
+    users = {name: _user(path, name or ANONYMOUS_SECTION, fields) for name, fields in sections.items()}
+    for group, fields in table.get("groups", {}).items():
+        _add_group(path, group, fields, users)
+    return users
+
+
+def _add_group(path: str, group: str, fields: Mapping[str, Any], users: dict[str, User]) -> None:
+    """Add the quota of *group* to its members in *users*."""
+
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(f"group {group!r} in {path!r} {what}")
+
+    _check_keys(fields, GROUP_KEYS, wrong)
+    quota = _quota(fields, wrong, group)
+    for name in dict.fromkeys(fields.get("members", ())):
+        if name not in users:
+            raise wrong(f"has the member {name!r}, which is no user; add [users.{name}]")
+        users[name] = replace(users[name], quotas=users[name].quotas + quota)
+
+
+def _check_keys(fields: Mapping[str, Any], keys: frozenset[str], wrong: Callable[[str], ConfigError]) -> None:
+    if unknown := sorted(set(fields) - keys):
+        raise wrong(f"has the unknown key {unknown[0]!r}; keys are {', '.join(sorted(keys))}")
+
+
+def _quota(fields: Mapping[str, Any], wrong: Callable[[str], ConfigError], group: str = "") -> tuple[Quota, ...]:
+    """Return the quota in *fields*, which all members of *group* share; nothing if there is none."""
+    limits = fields.get("quota")
+    if limits is None:
+        return ()
+    _check_keys(limits, frozenset(Quota.__struct_fields__) - {"group"}, lambda what: wrong(f"has a quota that {what}"))
+    try:
+        return (convert({**limits, "group": group}, Quota),)
+    except ValidationError as error:
+        raise wrong(f"has a quota that cannot be used; {error}") from error
 
 
 def _user(path: str, name: str, fields: Mapping[str, Any]) -> User:
     def wrong(what: str) -> ConfigError:
         return ConfigError(f"user {name!r} in {path!r} {what}")
 
-    if unknown := sorted(set(fields) - KEYS):
-        raise wrong(f"has the unknown key {unknown[0]!r}; keys are {', '.join(sorted(KEYS))}")
+    _check_keys(fields, KEYS, wrong)
     password = fields.get("password", "")
     if password and (not password.startswith(f"{SCHEME}$") or password.count("$") != 2):
         raise wrong("has a password that is not a hash; make one with martlet hash-password")
@@ -120,7 +159,8 @@ def _user(path: str, name: str, fields: Mapping[str, Any]) -> User:
         if USER in pattern and name == ANONYMOUS_SECTION:
             raise wrong(f"has the rule {rule!r}, but there {USER} has no name; write it out")
         rules.append((action, compile_pattern(pattern.strip(), name)))
-    return User(password, secret, fields.get("signing_key", ""), bool(fields.get("certificate")), tuple(rules))
+    key, certificate = fields.get("signing_key", ""), bool(fields.get("certificate"))
+    return User(password, secret, key, certificate, tuple(rules), _quota(fields, wrong))
 
 
 @final
@@ -167,6 +207,11 @@ class Users:
         user = self._users.get(identity.name)
         return True if user is not None and user.may(action, name) else None
 
+    def quotas(self, identity: Identity) -> Sequence[Quota]:
+        """A `QuotaSource`: a user's own quota, and those of its groups."""
+        user = self._users.get(identity.name)
+        return user.quotas if user is not None else ()
+
 
 class UsersConfig(Settings):
     file: str = setting("users.toml", "TOML file with the users and their rules")
@@ -199,6 +244,9 @@ class UsersPlugin(Hooks):
 
     def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
         return (self.users.authorize,)
+
+    def martlet_quotas(self, broker: Broker) -> Sequence[QuotaSource]:
+        return (self.users.quotas,)
 
     def martlet_reload(self) -> None:
         self.users.read_again()

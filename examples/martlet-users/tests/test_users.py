@@ -19,6 +19,7 @@ from martlet.contracts import (
     LoginOrigin,
     Password,
     PasswordCheck,
+    Quota,
     SignedRequest,
 )
 from martlet.errors import ConfigError, Reason, Refused
@@ -247,3 +248,57 @@ def test_special_characters_of_a_user_are_in_percent_encoding(user: str, levels:
         assert pattern.match(f"mqtt/{level}/state")
     for other in ("+", "#", "*", "x", user if user not in levels else "+"):
         assert not pattern.match(f"mqtt/{other}/state")
+
+
+QUOTAS = """
+[users.door]
+quota = { messages_in = 10, bytes_in = 10000, connections = 1 }
+
+[users.till-1]
+[users.till-2]
+
+[groups.tills]
+members = ["till-1", "till-2", "door"]
+quota = { messages_in = 1000, subscriptions = 50, refuses = true }
+
+[groups.all]
+members = ["door"]
+
+[anonymous]
+quota = { connections = 100 }
+"""
+
+
+async def test_a_user_has_the_quotas_of_the_file_and_of_its_groups(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as running:
+        [quotas] = users(tmp_path, QUOTAS).martlet_quotas(running.broker)
+        own, tills = Quota("", 10, 10_000, connections=1), Quota("tills", 1000, subscriptions=50, refuses=True)
+        assert quotas(Identity("door")) == (own, tills)
+        assert quotas(Identity("till-1")) == quotas(Identity("till-2")) == (tills,)
+        assert quotas(Identity()) == (Quota(connections=100),)
+        assert quotas(Identity("nobody")) == ()
+
+
+async def test_quotas_are_read_again_with_the_users(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as running:
+        plugin = users(tmp_path, QUOTAS)
+        [quotas] = plugin.martlet_quotas(running.broker)
+        (tmp_path / "users.toml").write_text("[users.door]\nquota = { messages_out = 1 }\n")
+        plugin.martlet_reload()
+        assert quotas(Identity("door")) == (Quota(messages_out=1),)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[users.a]\nquota = { mesages_in = 1 }", "has a quota that has the unknown key 'mesages_in'"),
+        ("[users.a]\nquota = { group = 'b' }", "has a quota that has the unknown key 'group'"),
+        ("[users.a]\nquota = { bytes_in = 'many' }", "cannot be used; Expected `int`, got `str`"),
+        ("[users.a]\nquota = { bytes_in = -1 }", "quota bytes_in is -1; use 0 for no limit"),
+        ("[groups.g]\nquotas = 1", "group 'g' in .* has the unknown key 'quotas'; keys are members, quota"),
+        ("[groups.g]\nmembers = ['x']", "has the member 'x', which is no user"),
+    ],
+)
+def test_a_wrong_quota_is_an_error_with_the_place(tmp_path: Path, text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        users(tmp_path, text)
