@@ -9,10 +9,11 @@ import trio.testing
 from msgspec.structs import replace
 from tests.tx.external_talk import OTHER, QUERY, TOPIC, Sink, numbered, sink
 
-from martlet.contracts import ExternalCommit, ExternalTransaction, Identity, StagedBatch
+from martlet.contracts import ExternalCommit, ExternalTransaction, Identity, Quota, StagedBatch
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import finish_now
 from martlet.testing.disk import FakeDisk
+from martlet.testing.peers import RecordingPeer
 from martlet_tx.config import TxConfig
 from martlet_tx.external.staged_records import STAGED_TOPIC
 from martlet_tx.external.transactions import DROPPED_AT_ONCE
@@ -358,3 +359,15 @@ async def test_nothing_is_undone_or_done_twice_after_a_commit() -> None:
     assert (await found.commit(1, [("later", 1)])).is_duplicate  # out of order
     assert found.stored() == ["two"]
     assert not len(found.state.parts)
+
+
+async def test_staged_messages_count_for_the_quota_of_their_writer() -> None:
+    found, peer = await sink(), RecordingPeer()
+    found.broker.quotas.sources = (lambda identity: [Quota(messages_in=10, refuses=True)],)
+    gate = found.broker.gate(Identity("ann"), peer=peer)
+    name, batch = ExternalTransaction("query", 0, 0), StagedBatch(TOPIC, 0, [(b"x", b"", 0)] * 6)
+    for part in "ab":
+        await found.do(lambda part=part: gate.external.stage(name, part, 0, batch))  # type: ignore[misc]
+    with pytest.raises(Refused, match="may send 10 messages a second"):
+        await found.do(lambda: gate.external.stage(name, "c", 0, batch))
+    assert (await found.do(lambda: gate.external.commit(name, [("a", 1), ("b", 1)]))).messages == 12

@@ -133,7 +133,7 @@ class FeedHandler:
     def _start(self, topic: str) -> None:
         if self._feed is not None:
             raise RemoteProtocolError("this connection has a feed; open another connection")
-        gate = self._broker.gate(self._peer.identity, self._peer.login_origin())
+        gate = self._broker.gate(self._peer.identity, self._peer.login_origin(), self._peer)
         gate.find_topic(topic, "subscribe", self._config.new_topic_queues)
         self._feed = gate.subscribe(self._peer, topic, ENCODING, start=from_earliest, credit=self._config.credit)
 

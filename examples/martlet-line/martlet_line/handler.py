@@ -77,7 +77,7 @@ class BrokerParts:
     counters: Counters
     clock: Clock
     authenticate: Callable[[Password, LoginOrigin], Awaitable[Identity]]
-    gate: Callable[[Identity, LoginOrigin], Gate]
+    gate: Callable[[Identity, LoginOrigin, Peer], Gate]
     selection: Callable[[str, str], Selection]
     finish: Callable[[Steps[None]], Awaitable[None]]
     choose: Callable[[int], int]
@@ -121,7 +121,7 @@ class LineHandler:
     def _gate(self) -> Gate:
         """The gate for the client's identity, which is known after the TLS handshake or after LOGIN."""
         if self._own_gate is None:
-            self._own_gate = self._parts.gate(self._peer.identity, self._peer.login_origin())
+            self._own_gate = self._parts.gate(self._peer.identity, self._peer.login_origin(), self._peer)
         return self._own_gate
 
     def handle(self, event: Event) -> Awaitable[None] | None:

@@ -53,7 +53,7 @@ class Shared:
 
     config: TopicsConfig
     clock: Clock
-    gate: Callable[[Identity, LoginOrigin], Gate]
+    gate: Callable[[Identity, LoginOrigin, Peer], Gate]
     feed: Feed
     names: dict[bytes, tuple[bytes, int]]  # by name as it comes: properties and hash of the name
     published: int = 0
@@ -273,12 +273,15 @@ class Client:
                 if budget_bytes <= 0:
                     self._peer.wake()
                     return
-                for run, grants in cursor.collect(budget_bytes, room):
+                runs = cursor.collect(budget_bytes, room)
+                for run, grants in runs:
                     budget_bytes -= len(run.data)
                     self._deliver(run, grants)
                 if not cursor.has_pending:
                     self._at_end()
                     return
+                if not runs:
+                    return  # it must wait, by the client's quotas
         except Refused as refused:
             self._peer.close(str(refused))
 
@@ -346,7 +349,7 @@ class TopicsHandler:
     def _begin(self, name: str) -> None:
         """Attach to the session."""
         peer, shared = self._peer, self._shared
-        gate = shared.gate(peer.identity, peer.login_origin())  # known once TLS has shaken hands
+        gate = shared.gate(peer.identity, peer.login_origin(), peer)  # known once TLS has shaken hands
         session, is_old = gate.open_session(
             PROTOCOL, name, shared.feed.tail_position(), self._lose, expiry_s=shared.config.session_expiry_s
         )

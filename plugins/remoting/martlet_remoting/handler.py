@@ -109,7 +109,12 @@ class RemotingHandler:
         context = self.context
         if isinstance(event, RUNS):
             signer = event.signer
-            gate = context.own_gate or context.connection_gate() if signer is None else context.gate_of(signer.identity)
+            if signer is None:
+                gate = context.own_gate or context.gate_of_run(None)
+            else:
+                gate = context.gate_of_run(signer.identity)
+            if gate is None:
+                return None  # nothing is taken, so each request comes and is refused by itself
             if isinstance(event, AckRun):
                 event.taken = acks.ack_run(context, gate, event.acks)
                 return self._give_turn_after(len(event))

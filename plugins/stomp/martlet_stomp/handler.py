@@ -188,7 +188,10 @@ class StompHandler:
     def _open(self, connect: Connect) -> None:
         if self._connection.state is not State.ACCEPTING:
             return  # the connection ended while a thread checked the passcode
-        self._client = Client(self._peer, self._connection, self._context, connect, self._end)
+        try:
+            self._client = Client(self._peer, self._connection, self._context, connect, self._end)
+        except Refused as refused:
+            raise StompError(str(refused)) from refused
         self._client.greet()
 
     # the server's calls

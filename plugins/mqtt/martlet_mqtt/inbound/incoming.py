@@ -262,7 +262,7 @@ class Incoming:
         self._context.counters.refused += 1
         if self._connection.state is State.ENDED:
             return  # the session was lost, and the client got its last packet
-        may_succeed_later = isinstance(error, Refused) and error.reason is Reason.UNAVAILABLE
+        may_succeed_later = isinstance(error, Refused) and error.reason in (Reason.UNAVAILABLE, Reason.QUOTA)
         if packet.qos and self._version != V5 and may_succeed_later:
             self._is_closing = True
             values = self._session.owner, self._peer.address, text
@@ -410,6 +410,9 @@ class Incoming:
             self._answer_qos2(run, NEXT_COMMIT)  # as in `publish`
             return
         self._check_open_count(len(new_indexes))
+        if not self._gate.allowance.accepts(len(new_indexes), sum(map(len, run.bodies))):
+            self._publish_singly(run)
+            return
         changes = session.changes()
         _hold_all(changes, [ids[index] for index in new_indexes])
         try:

@@ -78,6 +78,7 @@ class ClientSubscriptions:
 
     def resume(self) -> Steps[None]:
         """Resume the subscriptions of the session; one that the client may no longer read stays, without messages."""
+        self._note_subscriptions()
         budget = Budget(FILTER_US)
         for topic_filter, options in list(self._session.filters.items()):
             with suppress(Refused):
@@ -189,6 +190,8 @@ class ClientSubscriptions:
         is_new = topic_filter not in self._session.filters
         if is_new and len(self._session.filters) >= config.filters_max:
             raise Refused(Reason.BUSY, f"the session has {config.filters_max} filters; mqtt.filters_max allows no more")
+        if is_new:
+            self._gate.allowance.check_subscriptions()
         if is_sys(topic_filter):
             self._gate.check("subscribe", topic_filter)
         else:
@@ -205,9 +208,15 @@ class ClientSubscriptions:
             if shared is not None and is_new:
                 self.outgoing.shares.remove(topic_filter)
             raise
+        if is_new:
+            self._note_subscriptions()
         if shared is None and not is_sys(topic_filter):
             self.outgoing.subscribe(grant)
         return grant, is_new, rest
+
+    def _note_subscriptions(self) -> None:
+        """Count the filters of the session for the client's quotas."""
+        self._gate.allowance.note_subscriptions(len(self._session.filters))
 
     def _wants_retained(self, grant: Grant, is_new: bool) -> bool:
         """Return whether *grant* asks for retained messages, and its filter may match some."""
@@ -286,6 +295,7 @@ class ClientSubscriptions:
             if self._is_ended:
                 return
         self._mark()
+        self._note_subscriptions()
         self._peer.hold_until(self._session.until)
         self._send(Unsuback(packet.packet_id, tuple(codes)))
 

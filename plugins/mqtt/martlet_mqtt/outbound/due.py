@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, cast, final
 import trio
 from msgspec.structs import replace
 
+from martlet.access import Allowance
 from martlet.contracts import Peer, RecordView
 from martlet.delivery.costly import property_cost
 from martlet.delivery.fanout import parts
@@ -66,6 +67,7 @@ class DueMessages:
     """The due messages of one client; the caller sets ``may_read``, which returns whether it may read a name."""
 
     __slots__ = (
+        "_allowance",
         "_context",
         "_due",
         "_flight",
@@ -80,7 +82,16 @@ class DueMessages:
         "may_read",
     )
 
-    def __init__(self, peer: Peer, context: Context, session: Session, flight: Flight, frames: ClientFrames) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        context: Context,
+        allowance: Allowance,
+        session: Session,
+        flight: Flight,
+        frames: ClientFrames,
+    ) -> None:
+        self._allowance = allowance
         self.may_read: Callable[[str], bool] = lambda name: False
         self._peer = peer
         self._context = context
@@ -119,14 +130,21 @@ class DueMessages:
 
     def collect(self, budget_bytes: int) -> int:
         """Send about *budget_bytes* of messages already read, and read more; return the bytes sent."""
-        size, last_sent = 0, dict[str, Due]()
-        while self._ready and size < budget_bytes and self._flight.room() > 0:
+        size = messages = message_bytes = 0
+        last_sent = dict[str, Due]()
+        messages_max, budget_bytes = self._allowance.room(READ_MESSAGES, budget_bytes)
+        while self._ready and size < budget_bytes and messages < messages_max and self._flight.room() > 0:
             due, record = self._ready.popleft()
-            size += self._send_due(due, record)
+            if frame_bytes := self._send_due(due, record):
+                messages += 1
+                message_bytes += frame_bytes
+            size += frame_bytes
             if record is not None:
                 size += PROPERTY_BYTES * property_cost(record, 0)
             if due.wanted is not None:
                 last_sent[due.wanted.grant.subscription.topic_filter] = due
+        if messages:
+            self._allowance.charge_out(messages, message_bytes)
         for topic_filter, due in last_sent.items():
             self._store_progress(topic_filter, due)
         if not self:
@@ -134,7 +152,7 @@ class DueMessages:
         elif not self._ready and not self._is_reading:
             self._is_reading = True
             self._peer.start(self._read_ahead)
-        elif self._ready and size >= budget_bytes:
+        elif self._ready and (size >= budget_bytes or messages >= messages_max):
             self._peer.wake()
         return size
 

@@ -152,7 +152,7 @@ class Outgoing:
         self.flight = Flight(peer, context.counters, session, self.shares, window)
         self._frames = ClientFrames(context, connect)
         self.metrics = Metrics(peer, context, gate, self._frames)
-        self._due = DueMessages(peer, context, session, self.flight, self._frames)
+        self._due = DueMessages(peer, context, gate.allowance, session, self.flight, self._frames)
         # By filter, retained messages to send once the client has caught up: some are among the messages that it
         # missed, and would come before older messages of their names.
         self._later: dict[str, tuple[Grant, Rest]] = {}
@@ -276,7 +276,8 @@ class Outgoing:
                 self._peer.wake()
                 return
             try:
-                for run, grants in cursor.collect(budget_bytes, count):
+                runs = cursor.collect(budget_bytes, count)
+                for run, grants in runs:
                     budget_bytes = 0 if run.is_compressed or run.is_heavy else budget_bytes - len(run.data)
                     self._deliver(run, cast("tuple[Grant, ...]", grants))
             except Exception:  # any error ends the connection
@@ -286,6 +287,8 @@ class Outgoing:
                 if self._later and cursor.place is CursorPlace.TAIL:
                     self._end_catching_up()
                 return
+            if not runs:
+                return  # it must wait, by the client's quotas
 
     def _end_catching_up(self) -> None:
         """Send the retained messages that had to wait until the client had caught up."""

@@ -274,7 +274,8 @@ class SharedSubscriptions:
         One call handles a limited number of groups and messages, and wakes the peer for the others.
         """
         steps_left, full_filters = STEPS_A_TURN, dict[str, None]()
-        while self._due and steps_left > 0 and budget_bytes > 0:
+        allowance = self._gate.allowance
+        while self._due and steps_left > 0 and budget_bytes > 0 and not allowance.must_wait:
             topic_filter = next(iter(self._due))
             del self._due[topic_filter]
             members, grant = self._members.get(topic_filter, ([], None))

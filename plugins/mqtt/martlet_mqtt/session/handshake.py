@@ -197,7 +197,8 @@ class Handshake:
         context, connect = self._context, self._connect
         if self._connection.state is not State.ACCEPTING:
             return None  # the connection ended while a thread checked the password
-        gate = context.broker.gate(self._peer.identity, self._peer.login_origin(connect.client_id))
+        identity, origin = self._peer.identity, self._peer.login_origin(connect.client_id)
+        gate = context.broker.gate(identity, origin)
         client_id, is_assigned = connect.client_id, not connect.client_id
         if is_assigned:
             if connect.version != V5 and not connect.clean_start:
@@ -217,6 +218,7 @@ class Handshake:
             check_stored(context.broker, stored.filters if stored is not None else {})
         context.ensure_topics()
         self._take_over(client_id)
+        gate = context.broker.gate(identity, origin, self._peer)  # now, as its last connection counts no more
         client, is_old = self._open_session(gate, connect, expiry_s, is_known=stored is not None)
         try:
             self._begin(client, will, is_old=is_old)

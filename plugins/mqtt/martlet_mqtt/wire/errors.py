@@ -14,6 +14,7 @@ _REASONS: Final = {
     Reason.ILLEGAL: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
     Reason.MALFORMED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,  # a value is malformed, but the packet is not
     Reason.NO_PERMISSION: ReasonCode.NOT_AUTHORIZED,
+    Reason.QUOTA: ReasonCode.QUOTA_EXCEEDED,
     Reason.UNAVAILABLE: ReasonCode.QUOTA_EXCEEDED,
     Reason.NO_TOPIC: ReasonCode.TOPIC_NAME_INVALID,
 }

@@ -321,23 +321,25 @@ class PopGroup:
             return True
         return self.shared_group.distribution.is_reading(queue_id)
 
-    def hand_out(self, pop: Pop, budget_bytes: int) -> tuple["PopGroup", list[Delivery]]:
-        """Lease messages for *pop*: at most ``count_max``, and about *budget_bytes*.
+    def hand_out(self, pop: Pop, count_max: int, budget_bytes: int) -> tuple["PopGroup", list[Delivery]]:
+        """Lease messages for *pop*: at most *count_max*, and about *budget_bytes*.
 
         All messages are of one topic; the first result is the group on that topic.
         """
         self.used_at = self._now()
         for group in self._open_retries() if not pop.in_order else ():
-            if group.shared_group.distribution.is_ready() and (deliveries := group.lease(pop, ANY_QUEUE, budget_bytes)):
+            if not group.shared_group.distribution.is_ready():
+                continue
+            if deliveries := group.lease(pop, ANY_QUEUE, count_max, budget_bytes):
                 return group, deliveries
-        return self, self.lease(pop, pop.queue_id, budget_bytes)
+        return self, self.lease(pop, pop.queue_id, count_max, budget_bytes)
 
-    def lease(self, pop: Pop, queue_id: int, budget_bytes: int) -> list[Delivery]:
+    def lease(self, pop: Pop, queue_id: int, count_max: int, budget_bytes: int) -> list[Delivery]:
         """Lease messages of this topic for *pop*."""
         taker = self._taker
         taker.peer = pop.pending.peer
         taker.lease_s = pop.invisible_ms / 1000
-        taker.credit = pop.count_max
+        taker.credit = count_max
         try:
             distribution = self.shared_group.distribution
             return distribution.hand_out(taker, budget_bytes, queue_id, in_order=pop.in_order, attempt=pop.attempt)

@@ -49,6 +49,7 @@ def bulk_read(context: RequestContext, command: Command) -> None:
         return
     state, config = context.state, context.state.config
     gate = context.gate(command)
+    gate.allowance.check_out()
     _check_name(command.text("brokerName", ""), state.broker.config.name)
     topic, queue_id = command.text("topic"), command.integer("queueId")
     queue = _readable(gate.read(topic).get(), topic, queue_id)
@@ -110,6 +111,8 @@ def collect(context: RequestContext, budget_bytes: int) -> None:
         except MartletError as error:
             context.state.bulk_reads.done(read)
             _refuse(context, read, error)
+        if read.gate.allowance.must_wait:
+            break
     if ready:
         context.peer.wake_last()
 
@@ -138,6 +141,11 @@ def _continue(context: RequestContext, read: BulkRead) -> int:
         return _at_end(context, read, end_offset)
     wanted, count = read.selection, min(FRAME_MESSAGES, read.end - read.offset)
     size = min(read.credit_bytes, context.state.config.bulk_frame_bytes)
+    if read.gate.allowance.applies:
+        count, size = read.gate.allowance.room(count, size)
+        if not count:  # the peer is not woken before the turn of its client
+            context.bulk.queue_up(read)
+            return 0
     result = context.bulk.reader.read(
         context.peer.start, read, read.queue, read.offset, count, size, wanted.codes, wanted.predicate, read.care
     )
@@ -175,6 +183,8 @@ def _deal(context: RequestContext, read: BulkRead, result: ReadResult) -> int:
     if lost := result.lost:
         read.lost = merged((*read.lost, *lost))
     read.credit_bytes -= result.size
+    if result.count and read.gate.allowance.applies:
+        read.gate.allowance.charge_out(result.count, result.size)
     read.wait_s = 0.0
     more = read.credit_bytes > 0 and read.offset < min(read.end, context.state.bulk_reads.end_offset(read.queue))
     if more:

@@ -82,6 +82,7 @@ REASON_CODES: Final[Mapping[Reason, int]] = {
     Reason.NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
     Reason.NOT_SUPPORTED: ResponseCode.SYSTEM_ERROR,
     Reason.PARAMETER: ResponseCode.INVALID_PARAMETER,
+    Reason.QUOTA: ResponseCode.SYSTEM_BUSY,
     Reason.UNAVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
 # As RocketMQ up to 5.3.2 with ACL 1.0, where PlainAccessValidator raises an exception.
@@ -91,6 +92,10 @@ ACL_1_CODES: Final[Mapping[Reason, int]] = {
     Reason.EXPIRED: ResponseCode.SYSTEM_ERROR,
     Reason.NO_PERMISSION: ResponseCode.SYSTEM_ERROR,
 }
+
+
+# Reasons of refusals that the operator is told.
+LIMITS: Final = frozenset((Reason.BUSY, Reason.QUOTA))
 
 
 @final
@@ -277,8 +282,8 @@ class RequestContext(ConnectionGates):
 
     def complain(self, code: int, error: MartletError) -> None:
         """Log that a request was refused for a limit: an operator does not see the client's answer."""
-        # The reason is BUSY, or the text names the setting.
-        if not isinstance(error, Refused) or not (error.reason is Reason.BUSY or "_max is " in str(error)):
+        # The reason is a limit, or the text names the setting.
+        if not isinstance(error, Refused) or not (error.reason in LIMITS or "_max is " in str(error)):
             return
         if self._refusals is None:
             self._refusals = Refusals(self.state.complaints)

@@ -8,7 +8,7 @@ from typing import Final
 
 import orjson
 
-from martlet.access import Gate, GroupGrant
+from martlet.access import Allowance, Gate, GroupGrant
 from martlet.broker import Broker
 from martlet.delivery.routing.selection import EXPRESSION_CHARS_MAX, TAG, Selection
 from martlet.errors import Reason, Refused
@@ -63,6 +63,8 @@ def heartbeat(context: RequestContext, command: Command) -> Steps[bytes]:
     budget = Budget()
     gate = context.gate(command)
     yield from _check_heartbeat(gate, consumers, budget)
+    if not boolean(body, "withoutSub"):
+        _count_consumers(gate.allowance, consumers)
     language = command.language[:LANGUAGE_CHARS_MAX]
     context.client_id = context.client_id or client_id
     context.peer.introduce(client_id, language)
@@ -99,6 +101,15 @@ def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], budget: 
                     gate.consume(group, topic)
                 if budget.is_over(STEPS_OF_A_CHECK):
                     yield
+
+
+def _count_consumers(allowance: Allowance, consumers: list[dict[object, object]]) -> None:
+    """Count the groups and the topics of a heartbeat for the client's quotas. Raises `Refused` (QUOTA)."""
+    topics = sum(len(items(data, "subscriptionDataSet")) for data in consumers)
+    if topics > allowance.subscriptions:
+        allowance.check_subscriptions(topics - allowance.subscriptions)
+    allowance.note_groups([("", name, "") for data in consumers if (name := text(data, "groupName"))])
+    allowance.note_subscriptions(topics)
 
 
 def _consume(

@@ -35,6 +35,7 @@ from martlet_remoting.wire.pop_handles import Handle as MessageHandle
 __all__ = ["TABLE", "check_invisible", "collect", "finish"]
 
 COUNT_MAX: Final = 32
+PATIENCE_S: Final = 5.0  # how long clients wait for an answer after the end of their poll time
 LATE_MS: Final = 500  # age beyond a request's poll time at which no client waits any more
 ATTEMPT_CHARS_MAX: Final = 128  # proxies send UUIDs; each queue of a group keeps the last one
 INVISIBLE_MS_MAX: Final = 10 * 365 * 86_400_000
@@ -255,11 +256,27 @@ def _run(context: RequestContext, pop: Pop, start: Start) -> int:
         return 0
     if not pop.is_counted and group.has_called_pops and _queue(context, pop, group):
         return 0
-    source, found = group.hand_out(pop, state.config.pull_bytes_max)
+    messages, size, allowance = pop.count_max, state.config.pull_bytes_max, pop.gate.allowance
+    if allowance.applies and not state.pops.stopping:
+        allowance.check_out()
+        messages, size = allowance.room(messages, size)
+        if not messages:
+            return _wait_for_quota(context, pop, group)
+    source, found = group.hand_out(pop, messages, size)
     if not found:
         _wait(context, pop, group)
         return 0
     return _answer(context, pop, source.shared_group, found)
+
+
+def _wait_for_quota(context: RequestContext, pop: Pop, group: PopGroup) -> int:
+    """Let *pop* run again when its client may receive more: the peer does not collect before that."""
+    if pop.until < context.state.now() - PATIENCE_S:
+        _answer_nothing(context, pop, ResponseCode.POLLING_TIMEOUT)
+    else:
+        pop.pending.call(pop)
+    group.wake()  # other clients may have the messages meanwhile
+    return 0
 
 
 def _queue(context: RequestContext, pop: Pop, group: PopGroup) -> bool:
@@ -319,6 +336,8 @@ def _answer(context: RequestContext, pop: Pop, shared_group: SharedGroup, found:
             popped.failures.update(dict.fromkeys(delivery.offsets, failures))
     state.pops.done(pop)
     state.rates.got(pop.topic, pop.name, count, size)
+    if pop.gate.allowance.applies:
+        pop.gate.allowance.charge_out(count, size)
     prefix = encode_pop_prefix(
         state.templates.popped,
         pop.opaque,
@@ -425,6 +444,8 @@ async def _peek(
     state = context.state
     bytes_left, messages_left = state.config.pull_bytes_max, 0
     body: list[Buffer] = []
+    allowance = context.gate(command).allowance
+    allowance.check_out()
     for queue in queues:
         offset = _next_offset(context, grant, queue)
         queue_messages_left = max(grant.end_offset(queue.queue_id) - offset, 0)
@@ -432,6 +453,8 @@ async def _peek(
         if queue_messages_left and count_max > 0 and bytes_left > 0:
             result = await grant.read(queue.queue_id, offset, count_max, bytes_left)
             body += result.pieces
+            if result.count:
+                allowance.charge_out(result.count, result.size)
             count_max -= result.count
             bytes_left -= result.size
     has_messages = bool(body)

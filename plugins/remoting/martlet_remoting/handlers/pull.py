@@ -60,6 +60,7 @@ NOTHING_YET: Final = frozenset((ReadStatus.NO_QUEUE, ReadStatus.EMPTY))
 
 BYTES_UNLIMITED: Final = (1 << 31) - 1  # Java's pull consumers send this for "no limit"
 ANSWER_BYTES: Final = 1024  # cost of an answer itself, in bytes of messages that take the same time
+PATIENCE_S: Final = 5.0  # how long clients wait for an answer after the time that they asked it to be held for
 FORBIDDEN_GROUP: Final = 2
 FORBIDDEN_TOPIC: Final = 3
 FORBIDDEN_BROADCAST: Final = 4
@@ -282,14 +283,20 @@ def _run(context: RequestContext, pull: Pull) -> int:
     if reset >= 0:
         pull.grant.take_reset(queue.queue_id)
         return _answer_reset(context, pull, reset)
-    selection, pending = pull.selection, context.pulls
+    selection, pending, allowance = pull.selection, context.pulls, pull.gate.allowance
+    messages, size = pull.max_messages, pull.max_bytes
+    if allowance.applies and not context.state.parked.stopping:
+        allowance.check_out()
+        messages, size = allowance.room(messages, size)
+        if not messages:
+            return _wait_for_quota(context, pull)
     result = pending.reader.read(
         context.peer.start,
         pull,
         queue,
         pull.offset,
-        pull.max_messages,
-        pull.max_bytes,
+        messages,
+        size,
         selection.codes,
         selection.predicate,
     )
@@ -297,6 +304,16 @@ def _run(context: RequestContext, pull: Pull) -> int:
         _wait_for_disk(context, pull)
         return 0
     return _deal(context, pull, result)
+
+
+def _wait_for_quota(context: RequestContext, pull: Pull) -> int:
+    """Let *pull* run again when its client may receive more: the peer does not collect before that."""
+    if 0 < pull.suspend_until < context.state.now() - PATIENCE_S:
+        _answer_nothing(context, pull)
+    else:
+        _admit(context, pull)
+        pull.pending.queue_up(pull)
+    return 0
 
 
 def _wait_for_disk(context: RequestContext, pull: Pull) -> None:
@@ -331,6 +348,8 @@ def _deal(context: RequestContext, pull: Pull, result: ReadResult) -> int:
     last = pull.must_answer or state.parked.stopping
     if status is ReadStatus.FOUND:
         state.rates.got(pull.queue.topic, pull.group, result.count, result.size)
+        if pull.gate.allowance.applies:
+            pull.gate.allowance.charge_out(result.count, result.size)
         if pull.far:
             state.cold.took(pull.group, result.size)
     elif code == ResponseCode.PULL_NOT_FOUND and status in NOTHING_YET and pull.offset != 0:

@@ -34,6 +34,7 @@ _CODES: Final = {
     Reason.NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
     Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
     Reason.NO_PERMISSION: ResponseCode.NO_PERMISSION,
+    Reason.QUOTA: ResponseCode.SYSTEM_BUSY,
     Reason.UNAVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
 

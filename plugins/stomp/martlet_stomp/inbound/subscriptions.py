@@ -30,6 +30,7 @@ class ClientSubscriptions:
     """The subscriptions of one client."""
 
     __slots__ = (
+        "_allowance",
         "_automatic",
         "_by_id",
         "_by_number",
@@ -57,6 +58,7 @@ class ClientSubscriptions:
         """Begin without subscriptions; *end* closes the connection, with the reason."""
         self._peer = peer
         self._context = context
+        self._allowance = gate.allowance
         self._end = end
         self._version = connect.version
         self._session = session
@@ -131,7 +133,8 @@ class ClientSubscriptions:
                 part = self._make_subscription(request, destination)
                 part.begin(*self._opening.open(part, self._take_over))
                 part.parts, part.key = pattern.parts, f"number {part.number}"
-                pattern.parts[text] = self._by_number[part.number] = self._by_id[part.key] = part
+                pattern.parts[text] = self._by_id[part.key] = part
+                self._add(part)
             yield
             if key not in self._patterns:
                 return  # the client is gone
@@ -161,7 +164,8 @@ class ClientSubscriptions:
                 return
             raise
         part.parts, part.follows, part.key = pattern.parts, pattern.follows, f"number {part.number}"
-        pattern.parts[destination.text] = self._by_number[part.number] = self._by_id[part.key] = part
+        pattern.parts[destination.text] = self._by_id[part.key] = part
+        self._add(part)
 
     def _begin_new_parts(self) -> None:
         """Begin to read topics created since the last call. Raises `StompError` and `Refused`."""
@@ -184,7 +188,7 @@ class ClientSubscriptions:
         subscription.begin(*self._opening.open(subscription, self._take_over, position))
         if subscription.durable is not None:
             self._context.durable[subscription.durable] = subscription
-        self._by_number[subscription.number] = subscription
+        self._add(subscription)
         key = _key(request.id, destination.text)
         # With STOMP 1.0, several subscriptions without id may have the same destination.
         subscription.key = key if key not in self._by_id else f"number {subscription.number}"
@@ -192,6 +196,10 @@ class ClientSubscriptions:
         if is_temporary(destination.kind):
             self._temporary.setdefault(destination.text, {})[subscription] = None
         return subscription
+
+    def _add(self, subscription: Subscription) -> None:
+        self._by_number[subscription.number] = subscription
+        self._allowance.note_subscriptions(len(self._by_number))
 
     def _end_automatic(self, destination: Destination) -> int | None:
         """End the subscription that the broker made for replies; return its log position, or None.
@@ -223,9 +231,11 @@ class ClientSubscriptions:
         return remote_text(self._session, destination)
 
     def _check_count(self) -> None:
+        """Raise `StompError` or `Refused` unless there may be one more subscription."""
         limit = self._context.config.subscriptions_max
         if len(self._by_number) >= limit:
             raise StompError(f"the connection has {limit} subscriptions; stomp.subscriptions_max allows no more")
+        self._allowance.check_subscriptions()
 
     def _take_over(self, durable: Durable) -> None:
         """End the use of *durable* by another connection, as if its client had returned. Raises `StompError`."""
@@ -293,6 +303,7 @@ class ClientSubscriptions:
 
     def _drop(self, subscription: Subscription) -> None:
         self._by_number.pop(subscription.number, None)
+        self._allowance.note_subscriptions(len(self._by_number))
         self._by_id.pop(subscription.key, None)
         self._ready.pop(subscription, None)
         if subscription.parts is not None:

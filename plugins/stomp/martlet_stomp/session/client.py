@@ -21,7 +21,11 @@ __all__ = ["Client"]
 
 @final
 class Client:
-    """An accepted client: its session, and the parts that serve it; *end* closes the connection, with a reason."""
+    """An accepted client: its session, and the parts that serve it; *end* closes the connection, with a reason.
+
+    Raises:
+      Refused: the client's quotas allow no more connections.
+    """
 
     __slots__ = (
         "_connect",
@@ -46,7 +50,7 @@ class Client:
         self._context = context
         self._connect = connect
         self._end = end
-        gate = self.gate = context.broker.gate(peer.identity, peer.login_origin())
+        gate = self.gate = context.broker.gate(peer.identity, peer.login_origin(), peer)
         session = self.session = context.broker.ids.unique()
         context.temporary.begin(session, gate.identity.name)
         self.subscriptions = ClientSubscriptions(peer, context, gate, connect, session, end)
