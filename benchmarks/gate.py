@@ -4,7 +4,7 @@
 
 Calls the gate over a broker that does nothing, and that broker directly, by turns. Prints the least difference of all
 rounds in microseconds: without authorizers, with one that allows everything, and in a topic where the authorizer is
-asked about the name of each message.
+asked about the name of each message; and with the quotas of a user and of a group that are never used up.
 """
 
 import argparse
@@ -20,15 +20,16 @@ import trio
 
 from martlet.access import Gate
 from martlet.broker import Broker
-from martlet.contracts import Identity
+from martlet.contracts import Identity, Quota
 from martlet.message import Message
 from martlet.store import StoreConfig
 from martlet.store.append.items import AppendItem
-from martlet.testing.peers import serving
+from martlet.testing.peers import RecordingPeer, serving
 
 AT_ONCE = 40
 TIMES = 500
 NAMED = "named"
+QUOTAS = tuple(Quota(group, 10**9, 10**12, 10**9, 10**12) for group in ("", "group"))
 
 
 def allow(identity: Identity, action: str, name: str) -> bool:
@@ -46,8 +47,9 @@ def idle(broker: Broker) -> Any:
 
 def forms(broker: Broker) -> dict[str, tuple[Callable[[], object], Callable[[], object], int]]:
     """By name the call through the gate, that without it, and how many messages or pulls that is."""
-    behind = idle(broker)
-    gate = Gate(behind, broker.rules.of(Identity("somebody")))
+    behind, somebody = idle(broker), Identity("somebody")
+    allowance = broker.quotas.admit(somebody, RecordingPeer())
+    gate = Gate(behind, broker.rules.of(somebody), allowance)
     found: dict[str, tuple[Callable[[], object], Callable[[], object], int]] = {}
     for topic in ("plain", NAMED):
         properties = [f"UNIQ_KEY\x010123456789\x02TAGS\x01site/{n % 8}\x02".encode() for n in range(AT_ONCE)]
@@ -68,6 +70,8 @@ def forms(broker: Broker) -> dict[str, tuple[Callable[[], object], Callable[[], 
             AT_ONCE,
         )
     found["consume (a pull)"] = (lambda: gate.consume("group", "plain"), lambda: None, 1)
+    delivered = (lambda: (allowance.room(32, 1 << 18), allowance.charge_out(1, 1))), (lambda: None), 1
+    found["deliver a batch"] = delivered
     return found
 
 
@@ -98,11 +102,14 @@ async def main(rounds: int) -> None:
             broker.topics.ensure(NAMED, 1)
             broker.cursors.open([NAMED])
             without = measured(broker, rounds)
+            broker.quotas.sources = (lambda identity: QUOTAS,)
+            with_two = measured(broker, rounds)
+            broker.quotas.sources = ()
             broker.authorizers = (allow,)
             with_one = measured(broker, rounds)
-    print(f"{'us a message or pull':<40} {'without':>8} {'with an authorizer':>19}")
+    print(f"{'us a message or pull':<40} {'without':>8} {'with an authorizer':>19} {'with two quotas':>16}")
     for name, each in without.items():
-        print(f"{name:<40} {each:>8.2f} {with_one[name]:>19.2f}")
+        print(f"{name:<40} {each:>8.2f} {with_one[name]:>19.2f} {with_two[name]:>16.2f}")
 
 
 if __name__ == "__main__":
