@@ -80,10 +80,10 @@ class FullDisk:
             raise FULL
         self._write(fd, data, position)
 
-    def _try_open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+    def _try_open(self, path: str, *, create: bool = False, read_only: bool = False, mode: int = FILE_MODE) -> int:
         if create and self._where == "segment":
             self._check(path, "commitlog")
-        return self._open(path, create=create, read_only=read_only)
+        return self._open(path, create=create, read_only=read_only, mode=mode)
 
 
 class Publisher:

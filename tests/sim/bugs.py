@@ -607,11 +607,11 @@ def _forget_checks(right: Any) -> Any:
 def _short_leases(right: Any) -> Any:
     """Popped messages return after half of their time."""
 
-    def hand_out(self: PopGroup, pop: Pop, budget_bytes: int) -> Any:
+    def hand_out(self: PopGroup, pop: Pop, count_max: int, budget_bytes: int) -> Any:
         invisible_ms = pop.invisible_ms
         pop.invisible_ms //= 2
         try:
-            return right(self, pop, budget_bytes)
+            return right(self, pop, count_max, budget_bytes)
         finally:
             pop.invisible_ms = invisible_ms
 
