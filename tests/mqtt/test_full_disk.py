@@ -17,6 +17,7 @@ from tests.mqtt.devices import Receiver
 from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock
 
+from martlet.store.disk.files import FILE_MODE
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
