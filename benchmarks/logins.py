@@ -79,7 +79,7 @@ def broker(data: str) -> Iterator[tuple[str, int]]:
 
 
 class Clients:
-    """Clients that connect at once; who is told that the broker is busy comes again after a second, as clients do."""
+    """Clients that connect at once; one that is refused because the broker is busy reconnects after a second."""
 
     def __init__(self, address: tuple[str, int], count: int) -> None:
         self._address = address

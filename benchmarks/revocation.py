@@ -1,4 +1,4 @@
-"""How long revoked clients stay: the time until each of very many clients is told, and the pauses of the event loop.
+"""The time until each of very many clients learns that its rights are revoked, and the pauses of the event loop.
 
     python benchmarks/revocation.py [--connections 10000] [--kinds mqtt,session,share,stomp,queue,pull,pop,bulk]
 
@@ -11,7 +11,7 @@ own, with the kinds in turn:
 
 All are idle. Then, each with new clients: the rules deny every one of them (rules), the broker ends every login
 (logins), the rules change and deny nobody (nothing), or deny one user in a hundred (some). Prints for each change the
-time until a client that is denied was told or disconnected (median, 99th percentile, longest), until the broker had
+time until a denied client got its refusal or was disconnected (median, 99th percentile, longest), until the broker had
 freed all of them, and the longest and second longest turn of the event loop in processor time, which other work on the
 machine hardly lengthens, in ms.
 """
@@ -210,7 +210,7 @@ async def measure(
     running.broker.rules.changed()
     times = sorted((int(each) - begun) / 1e9 for each in data.split() if int(each))
     turn_ms, second_ms = sorted((each * 1000 for each in probe.turns), reverse=True)
-    missing = f"  {ended - len(times)} were not told" if len(times) != ended else ""
+    missing = f"  {ended - len(times)} got no refusal" if len(times) != ended else ""
     parts = [times[min(int(len(times) * part), len(times) - 1)] if times else 0.0 for part in (0.5, 0.99, 1)]
     figures = "".join(f"{each * 1000:9.0f}" for each in (*parts, freed_s))
     print(f"{change:10}{len(times):7}{figures}{turn_ms:9.1f}{second_ms:9.1f}{missing}", flush=True)
@@ -273,7 +273,7 @@ async def bench(connections: int, kinds: Sequence[str], changes: Sequence[str]) 
             OldObjects().start()  # as `martlet run` does at its start
             ports.append(f"remoting={remoting.addresses['remoting']}")
             print(f"{connections} connections: {', '.join(kinds)}")
-            print("change       told   median      99%  longest    freed     turn   second")
+            print("change    refused   median      99%  longest    freed     turn   second")
             reached = [await measure(running, remoting, rules, change, connections, kinds, ports) for change in changes]
     print(f"aims, {AIM_S * 1000:g} ms and {AIM_TURN_MS:g} ms: {'reached' if all(reached) else 'missed'}")
     return 0 if all(reached) else 1

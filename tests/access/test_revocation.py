@@ -97,7 +97,7 @@ def test_a_bug_in_one_waiter_is_logged_and_costs_no_other(caplog: pytest.LogCapt
 
 
 class Rules:
-    """Denies what it is told to."""
+    """Denies what the test sets."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -29,6 +29,7 @@ async def started(directory: Path) -> None:
 async def test_a_broker_with_files_starts(tmp_path: Path) -> None:
     write_files(tmp_path, {"root": {"administrator": True}}, {})
     await started(tmp_path)
+    assert json.loads((tmp_path / POLICIES).read_text())["users"] == {"root": {"administrator": True}}
 
 
 async def test_a_broker_without_files_says_what_to_do(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ async def test_the_files_are_watched(tmp_path: Path) -> None:
         write_files(tmp_path, {"root": {}, "alice": {}}, {})
         while "alice" not in broker.state.users:  # noqa: ASYNC110
             await trio.sleep(0.01)
+        assert set(broker.state.users) == {"root", "alice"}
 
 
 async def test_wrong_edits_are_said_once_and_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -110,7 +110,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "text"), WRONG)
 def test_a_token_that_says_something_wrong_is_refused(changes: dict[str, Any], text: str) -> None:
-    # PyJWT encodes some of these only as it is told to.
+    # Encoded here, because PyJWT refuses to encode some of these claims.
     claims = {name: value for name, value in {**CLAIMS, **changes}.items() if value is not None}
     signed = jwt.api_jws.encode(json.dumps(claims).encode(), RSA, "RS256", headers={"kid": "r"}).encode()
     assert text in refused(lambda: made().check(Password("", signed)))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,11 @@ class Brokers:
     """Both, by kind."""
 
     def __init__(self, folder: Path) -> None:
-        self.martlet = acl_martlet(folder / "martlet")
-        try:
+        with ExitStack() as unless_started:
+            self.martlet = acl_martlet(folder / "martlet")
+            unless_started.callback(self.martlet.close)
             self.rocketmq = RocketMQ(folder / "rocketmq", closed_settings())
-        except BaseException:
-            self.martlet.close()
-            raise
+            unless_started.pop_all()
 
     def both(self) -> tuple[tuple[str, Martlet | RocketMQ], ...]:
         return ("martlet", self.martlet), ("rocketmq", self.rocketmq)

@@ -368,6 +368,7 @@ async def test_a_connection_that_is_refused_for_something_else_is_not_counted(
         await talk.send(Connect("", V5, True, properties=too_small))
         await talk.closed()
     await mqtt.connect("a")
+    assert mqtt.broker.quotas.statistics()["identities"] == 1
 
 
 @pytest.mark.parametrize(("version", "code"), [(V4, 0x80), (V5, EXCEEDED)])

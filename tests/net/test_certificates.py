@@ -1,4 +1,4 @@
-"""When a certificate ends, and who is told; revocation lists and optional client certificates."""
+"""The expiry of certificates and its warnings, revocation lists, and optional client certificates."""
 
 import logging
 import ssl

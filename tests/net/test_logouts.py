@@ -1,4 +1,4 @@
-"""A connection ends when the login of its client expires, or when somebody ends it; the client is told why."""
+"""A connection ends when the login of its client expires, or when somebody ends it; the client gets the reason."""
 
 from collections.abc import Callable
 

@@ -20,7 +20,7 @@ __all__ = ["FakeAccessControl"]
 
 
 class FakeAccessControl(AccessControl):
-    """Keeps what it is told; the administrators of its users are those who may change administrators."""
+    """Keeps users and rules in memory; only its administrators may change administrators."""
 
     def __init__(self, *administrators: str) -> None:
         self.users = {name: AccessUser(name, administrator=True) for name in administrators}

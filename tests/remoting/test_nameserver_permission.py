@@ -63,7 +63,7 @@ CHANGES = [code for code, (_, _, asked) in ROWS.items() if UPDATE in asked]
 
 
 class Judge:
-    """An authorizer that allows only what it is told, and notes what it was asked."""
+    """An authorizer that allows only what the test sets, and records the questions."""
 
     networks: tuple[Network, ...] = ()
 

@@ -42,7 +42,7 @@ def bulk_read(harness: Harness, client: FakeClient, group: str) -> int:
 
 
 class Rules:
-    """Denies ``(user, name)`` that it is told to."""
+    """Denies the pairs ``(user, name)`` that the test sets."""
 
     def __init__(self, harness: Harness) -> None:
         self.harness = harness

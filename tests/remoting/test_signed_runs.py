@@ -34,7 +34,7 @@ END = RequestCode.END_TRANSACTION
 PULL = RequestCode.PULL_MESSAGE
 V1 = RequestCode.SEND_MESSAGE
 BODY = b"a body"
-PLACEHOLDER = "?" * 28  # as long as a signature
+UNSIGNED = "?" * 28  # as long as a signature
 
 
 def unique(number: int) -> str:
@@ -332,7 +332,7 @@ def requests(draw: st.DrawFn, opaque: int) -> bytes:
     ext = fields_of(draw, code, opaque)
     user = draw(st.sampled_from(("ann", "ann", "ann", "ann", "bob", "eve", None)))
     if user is not None:
-        ext |= {"AccessKey": user, "Signature": PLACEHOLDER}
+        ext |= {"AccessKey": user, "Signature": UNSIGNED}
     token = draw(st.sampled_from(("", "", "token")))
     if token:
         ext["SecurityToken"] = token
@@ -390,7 +390,7 @@ def put_null(frame: Frame) -> None:
 
 def put_escapes(frame: Frame) -> None:
     frame.fields = [
-        (escaped(name), value if value == quoted(PLACEHOLDER) else escaped(value)) for name, value in frame.fields
+        (escaped(name), value if value == quoted(UNSIGNED) else escaped(value)) for name, value in frame.fields
     ]
 
 
@@ -439,12 +439,12 @@ async def test_unusual_but_right_requests_are_in_runs(
     receive(client, usual(1))
     frames: list[bytes] = []
     for number in range(2, 8):
-        ext = {**send_ext("T", 0, unique(number)), "AccessKey": "ann", "Signature": PLACEHOLDER}
+        ext = {**send_ext("T", 0, unique(number)), "AccessKey": "ann", "Signature": UNSIGNED}
         frame = Frame([(quoted(name), quoted(str(value))) for name, value in ext.items()])
         change(frame)
         data = frame.encode(number)
         data = in_binary(data) if binary else data
-        frames.append(data.replace(PLACEHOLDER.encode(), signatures(data, "ann")[0]))
+        frames.append(data.replace(UNSIGNED.encode(), signatures(data, "ann")[0]))
     frames[3] = frames[3].replace(BODY, b"b body")
     receive(client, b"".join(frames))
     assert runs == [("ann", 3, 3), ("ann", 2, 2)]
@@ -467,13 +467,13 @@ def signatures(data: bytes, user: str) -> list[bytes]:
 
 
 def signed(draw: st.DrawFn, data: bytes, user: str) -> bytes:
-    """Replace the placeholder by a signature, mostly the right one."""
+    """Replace the missing signature by one, mostly the right one."""
     try:
         mac = draw(st.sampled_from(signatures(data, user)))
     except RemoteProtocolError:
         return data
     wrong = (mac.swapcase(), mac[::-1], mac[:-1] + b" ", mac[:-1] + b"\n", b"=" * 28)
-    return data.replace(PLACEHOLDER.encode(), draw(st.sampled_from((mac,) * 20 + wrong)))
+    return data.replace(UNSIGNED.encode(), draw(st.sampled_from((mac,) * 20 + wrong)))
 
 
 def altered(draw: st.DrawFn, data: bytes) -> bytes:

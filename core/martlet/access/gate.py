@@ -127,7 +127,7 @@ class Gate:
         return bool(self._behind.routers)
 
     def allows(self, action: Action, name: str) -> bool:
-        """Return whether the identity may do *action* on *name*; no listener is told."""
+        """Return whether the identity may do *action* on *name*, without notifying listeners."""
         return self._decisions.allows(action, name)
 
     def check(self, action: Action, name: str) -> None:

@@ -411,7 +411,7 @@ class Quotas:
             self._unused[key] = None
 
     def _drop_paid(self) -> None:
-        """Drop some pools that nobody uses, if they are paid for now."""
+        """Drop unused pools whose debt is paid, looking at `DROPPED_AT_ONCE` of them."""
         now = trio.current_time()
         for _ in range(min(DROPPED_AT_ONCE, len(self._unused))):
             key, _ = self._unused.popitem(last=False)

@@ -96,7 +96,7 @@ class Revocation:
                     if matches(identity):
                         budget.spend(END_STEPS)
                         end(refused)
-                except Exception:
+                except Exception:  # a bug in one costs no other
                     log.exception("a login of %r was not ended because of a bug", identity.name)
                 if budget.is_over():
                     yield

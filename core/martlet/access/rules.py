@@ -182,7 +182,7 @@ class Decisions:
         return self._rules.generation
 
     def allows(self, action: Action, name: str) -> bool:
-        """Return whether the identity may do *action* on *name*; no listener is told."""
+        """Return whether the identity may do *action* on *name*, without notifying listeners."""
         return self._verdict(action, name).allowed
 
     def check(self, action: Action, name: str) -> bool:
@@ -234,7 +234,7 @@ class Decisions:
         raise Refused(Reason.NO_PERMISSION, f"{text}; {verdict.reason}" if verdict.reason else text)
 
     def _note(self, action: Action, name: str, verdict: Verdict) -> None:
-        """Tell the listeners."""
+        """Notify the listeners."""
         rules = self._rules
         rules.denied += not verdict.allowed
         if rules.listeners:

@@ -1,4 +1,4 @@
-"""Verifies signatures by a secret that a plugin has told the core."""
+"""Verifies signatures with a secret that a plugin has given to the core."""
 
 import hashlib
 from binascii import b2a_base64

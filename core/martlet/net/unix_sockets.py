@@ -7,7 +7,7 @@ directory.
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 __all__ = ["connect_unix", "listen_unix", "peer_user"]
@@ -39,16 +39,14 @@ def listen_unix(path: str) -> socket.socket:
     Raises:
       OSError: it cannot be made.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with ExitStack() as unless_listening:
+        listener = unless_listening.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.setblocking(False)
         with _short(path) as place:
             listener.bind(place)
             os.chmod(place, SOCKET_MODE)  # before anybody can connect
             listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
+        unless_listening.pop_all()
     return listener
 
 
@@ -58,14 +56,12 @@ def connect_unix(path: str, timeout_s: float) -> socket.socket:
     Raises:
       OSError: nobody listens there.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with ExitStack() as unless_connected:
+        connection = unless_connected.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         connection.settimeout(timeout_s)
         with _short(path) as place:
             connection.connect(place)
-    except BaseException:
-        connection.close()
-        raise
+        unless_connected.pop_all()
     return connection
 
 

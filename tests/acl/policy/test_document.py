@@ -124,7 +124,8 @@ def test_a_damaged_document_is_another_one_or_refused(world: object, data: st.Da
         policies = fill_policies(decode_document(bytes(text)))
     except PolicyError:
         return
-    document_of(policies)
+    document = document_of(policies)
+    assert document_of(fill_policies(document)) == document
 
 
 @given(
@@ -159,4 +160,5 @@ def test_any_bytes_are_a_document_or_refused(data: bytes) -> None:
         policies = fill_policies(decode_document(data))
     except PolicyError:
         return
-    document_of(policies)
+    document = document_of(policies)
+    assert document_of(fill_policies(document)) == document

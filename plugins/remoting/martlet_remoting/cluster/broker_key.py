@@ -49,7 +49,7 @@ class BrokerKey:
 
     @property
     def advice(self) -> str:
-        """What to do if a name server refuses this broker."""
+        """The advice in the log if a name server refuses this broker."""
         if self.signing_key is None:
             return f"set {NAME} and {FILE} to a user who may update the cluster there"
         return f"user {self._name!r} of {NAME} must have the secret in {self._path!r} there, and may update the cluster"

@@ -94,7 +94,7 @@ ACL_1_CODES: Final[Mapping[Reason, int]] = {
 }
 
 
-# Reasons of refusals that the operator is told.
+# Refusals for these reasons are logged for the operator.
 LIMITS: Final = frozenset((Reason.BUSY, Reason.QUOTA))
 
 

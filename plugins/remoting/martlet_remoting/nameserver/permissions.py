@@ -41,7 +41,7 @@ CLUSTER_ACTIONS: Final[Mapping[int, Action]] = {
     RequestCode.GET_BROKER_MEMBER_GROUP: "get",
     RequestCode.BROKER_HEARTBEAT: "update",
 }
-# Each broker repeats these all the time, so listeners for an audit trail are not told of those that are permitted.
+# Each broker repeats these all the time, so permitted ones do not reach the audit trail.
 REPEATED: Final = frozenset((RequestCode.REGISTER_BROKER, RequestCode.QUERY_DATA_VERSION, RequestCode.BROKER_HEARTBEAT))
 # These ask about the topic that they name.
 TOPIC_REQUESTS: Final = frozenset((RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.DELETE_TOPIC_IN_NAMESRV))
