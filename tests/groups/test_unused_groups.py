@@ -340,7 +340,8 @@ async def calls_of_a_topic(groups: int) -> int:
 
 async def test_a_topic_costs_the_same_beside_many_groups() -> None:
     few = await calls_of_a_topic(3)
-    assert 0 < await calls_of_a_topic(300) <= few + 40
+    # A walk over the groups would cost 297 calls; the order in which Trio runs its tasks makes a difference of 67.
+    assert 0 < await calls_of_a_topic(300) <= few + 150
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
