@@ -51,7 +51,7 @@ EFFECTS = {
             "martlet/runtime/clock.py": "reads from the kernel when this process began",
             "martlet/runtime/malloc_trim.py": "reads from the kernel how much memory this process has",
             "martlet/net/unix_sockets.py": "finds a socket by its directory",
-            "martlet/net/self_signed.py": "hands a key to OpenSSL in a file that is on no disk",
+            "martlet/net/certificates/self_signed.py": "hands a key to OpenSSL in a file that is on no disk",
             "martlet/net/tls.py": "reads when the certificate of a port ends",
             "martlet_acl/audit.py": "appends to the audit trail",
             "martlet_acl/commands/importing.py": "reads the files that it imports",

@@ -14,7 +14,7 @@ import atheris
 with atheris.instrument_imports():
     from martlet.errors import MartletError
     from martlet.message import decode_properties
-    from martlet.net.proxy_header import ProxyHeader
+    from martlet.net.opening.proxy_header import ProxyHeader
     from martlet.records.codec import decode_records
     from martlet_acl.policy.document import decode_document, document_of, fill_policies
     from martlet_remoting.wire.batches import decode_batch

@@ -17,8 +17,8 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, Request
 
 from martlet.contracts import PortNetworks, Protocol, WebSocket
-from martlet.net import accepted
 from martlet.net.addresses import pack_host, show_address
+from martlet.net.opening import accepted
 from martlet.net.ports import PortConfig
 from martlet.settings import ServerConfig
 

@@ -16,7 +16,7 @@ from trio.testing import MockClock, memory_stream_pair
 
 from martlet.contracts import Protocol
 from martlet.errors import ConfigError
-from martlet.net.certificates import certificate_days, certificate_end_ms, watch_certificates
+from martlet.net.certificates.expiry import certificate_days, certificate_end_ms, watch_certificates
 from martlet.net.tls import Tls, TlsConfig, client_context
 
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.net import connect_rates
-from martlet.net.connect_rates import BURST_MIN, ConnectRates
+from martlet.net.opening import connect_rates
+from martlet.net.opening.connect_rates import BURST_MIN, ConnectRates
 
 
 @pytest.mark.parametrize("a_second", [1, 3, 10, 50])

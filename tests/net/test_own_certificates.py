@@ -18,7 +18,7 @@ from tests.net.test_server_sockets import dial
 
 from martlet.config import fill
 from martlet.errors import ConfigError
-from martlet.net import self_signed
+from martlet.net.certificates import self_signed
 from martlet.net.tls import MAKE_AGAIN_S, Tls, TlsConfig, client_context
 
 MISSING = (

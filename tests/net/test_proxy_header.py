@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.net.proxy_headers import LOCAL, SIGNATURE, UNKNOWN, binary, field, text
 
 from martlet.errors import RemoteProtocolError
-from martlet.net.proxy_header import HEADER_BYTES_MAX, REST_BYTES_MAX, ProxyHeader
+from martlet.net.opening.proxy_header import HEADER_BYTES_MAX, REST_BYTES_MAX, ProxyHeader
 
 LONG = "ffff:" * 7 + "ffff"
 UNIX = bytes(216)

@@ -22,7 +22,7 @@ from tests.broker.toys import Lines, World, toy_server
 from martlet.access import Authentication
 from martlet.app.startup import warn_of_open_ports
 from martlet.errors import AddressUnavailable, ConfigError
-from martlet.net.accepted import NetworkLookup
+from martlet.net.opening.accepted import NetworkLookup
 from martlet.net.server import listening_sockets
 from martlet.settings import ServerConfig
 

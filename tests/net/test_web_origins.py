@@ -2,7 +2,7 @@
 
 import pytest
 
-from martlet.net.websocket import may_connect
+from martlet.net.opening.websocket import may_connect
 
 ORIGINS = [
     ("", True),

@@ -28,7 +28,7 @@ from wsproto.events import (
 )
 
 from martlet.contracts import Protocol, WebSocket
-from martlet.net.websocket import HEAD_BYTES_MAX, PAYLOAD_BYTES, _join_for_frame
+from martlet.net.opening.websocket import HEAD_BYTES_MAX, PAYLOAD_BYTES, _join_for_frame
 from martlet.settings import ServerConfig
 from martlet.testing.links import Caller, Conditions
 

@@ -30,7 +30,7 @@ from martlet.broker import OWN_STATE, Broker
 from martlet.contracts import Dispatcher, Protocol
 from martlet.errors import AddressUnavailable, ConfigError, MartletError, PluginError, StoreError
 from martlet.net.addresses import is_loopback, show_address
-from martlet.net.certificates import certificate_days, watch_certificates
+from martlet.net.certificates.expiry import certificate_days, watch_certificates
 from martlet.net.server import Server
 from martlet.plugins.loader import (
     Plugins,
@@ -193,7 +193,7 @@ async def _run_with_store(
             ready({protocol.name: ",".join(map(_address, listeners)) for protocol, listeners in bound.items()})
             if any(protocol.websocket is not None for protocol in bound):
                 # Before the first client needs it, but not before the ports are ready, because it takes 40 ms.
-                nursery.start_soon(trio.to_thread.run_sync, partial(import_module, "martlet.net.websocket"))
+                nursery.start_soon(trio.to_thread.run_sync, partial(import_module, "martlet.net.opening.websocket"))
             await live_plugins.wait_stop(stop)
             with trio.move_on_after(STOP_TIMEOUT_S):
                 await _say_goodbye(plugins, server)

@@ -19,7 +19,7 @@ from martlet.net.deadlines import Deadlines
 from martlet.net.event_pump import EventPump, PumpReading
 from martlet.net.incomplete import IncompleteRequests
 from martlet.net.logouts import Logouts
-from martlet.net.openings import Authenticate, Openings
+from martlet.net.opening.openings import Authenticate, Openings
 from martlet.net.origins import origin_of
 from martlet.net.pace import RECEIVE_BYTES
 from martlet.net.peer import CLOSING, LOST, ServerPeer

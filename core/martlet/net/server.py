@@ -16,13 +16,13 @@ import trio
 
 from martlet.contracts import Handler, Identity, Protocol, Traffic
 from martlet.errors import AddressUnavailable, ConfigError
-from martlet.net.accepted import AcceptedSockets, NetworkLookup
 from martlet.net.addresses import show_address, split_listen
 from martlet.net.complaints import Complaints
 from martlet.net.event_pump import PumpReading
 from martlet.net.lingering import LingeringSockets
 from martlet.net.logouts import LoggedIn
-from martlet.net.openings import Authenticate
+from martlet.net.opening.accepted import AcceptedSockets, NetworkLookup
+from martlet.net.opening.openings import Authenticate
 from martlet.net.origins import Origins, origin_of
 from martlet.net.pace import Paces
 from martlet.net.peer import CLOSED, CLOSING, FAREWELL_S, READ_ENDED, ServerPeer, Shared

@@ -10,8 +10,8 @@ import trio
 
 from martlet.config import Settings, setting
 from martlet.errors import ConfigError
-from martlet.net import self_signed
-from martlet.net.certificates import certificate_end_ms
+from martlet.net.certificates import self_signed
+from martlet.net.certificates.expiry import certificate_end_ms
 
 __all__ = ["Tls", "TlsConfig", "client_context"]
 

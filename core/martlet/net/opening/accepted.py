@@ -18,9 +18,9 @@ from martlet.contracts import Protocol
 from martlet.errors import RemoteProtocolError
 from martlet.net.addresses import pack_host, plain_host, show_address
 from martlet.net.complaints import Complaints, Refusals
-from martlet.net.connect_rates import ConnectRates
+from martlet.net.opening.connect_rates import ConnectRates
+from martlet.net.opening.proxy_header import ProxyHeader
 from martlet.net.origins import origin_of
-from martlet.net.proxy_header import ProxyHeader
 from martlet.settings import ServerConfig
 
 __all__ = ["AcceptedSockets", "NetworkLookup"]

@@ -78,7 +78,7 @@ class Openings:
             peer.drop_output()
             raise RemoteProtocolError("client speaks plain text; this port requires TLS")
         if peer.undecided and websocket is not None and data[0] == HTTP_GET:
-            from martlet.net.websocket import (
+            from martlet.net.opening.websocket import (
                 WebSocketTransport,  # `martlet.app.startup` imports it once the broker is ready
             )
 

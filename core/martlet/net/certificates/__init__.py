@@ -1,0 +1,1 @@
+"""Certificates of ports: when they expire, and those that Martlet makes for ports that have none."""
