@@ -229,6 +229,7 @@ async def test_an_explanation_names_the_rule_and_its_place(talk: Talk) -> None:
         "subjects": ["user:alice", "everybody"],
         "observe": False,
         "user_exists": True,
+        "steps": [{"about": "topic:a", "opinion": "allowed", "decides": True}],
     }
     assert [(rule["resource"], rule["outcome"]) for rule in rules] == [
         ("topic:a", "decides"),

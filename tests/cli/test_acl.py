@@ -193,6 +193,30 @@ def test_explanations(acl: Acl) -> None:
     assert "action 'read' is unknown" in acl.fails("explain alice read topic:a")
 
 
+def test_the_two_steps_of_a_name_are_explained_under_a_heading_each(acl: Acl) -> None:
+    acl.done("user add alice --no-password")
+    acl.done("deny everybody publish topic:mqtt --default")
+    acl.done("allow everybody all '*' --default")
+    acl.done("allow user:alice publish name:mqtt/home/#")
+    rule = "everybody   default  deny      publish  topic:mqtt "
+    first, topic, name = acl.done("explain alice publish name:mqtt/home/door").split("\n\n")
+    assert "rule    everybody, default: deny publish on topic mqtt\n" in first
+    assert first.count("place   ") == 1  # the rule about the name is not asked
+    assert topic.startswith("step 1, topic:mqtt: denied; this decides\nsubject")
+    assert name.startswith("step 2, name:mqtt/home/door: allowed, but not asked because step 1 denies\nsubject")
+    assert (topic.count(rule), name.count(rule)) == (1, 1)
+    acl.done("remove everybody topic:mqtt --default")
+    said = acl.done("explain alice publish name:mqtt/home/door")
+    assert "step 1, topic:mqtt: allowed\n" in said
+    assert "step 2, name:mqtt/home/door: allowed; this decides\n" in said
+    said = acl.done("explain alice get name:mqtt/home/door")
+    assert "step 1, topic:mqtt: allowed\n" in said
+    acl.done("remove everybody '*' --default")
+    said = acl.done("explain alice get name:mqtt/home/door")
+    assert "step 2, name:mqtt/home/door: no rule matches\n" in said
+    assert "step " not in acl.done("explain alice get topic:mqtt")
+
+
 def test_observing(acl: Acl) -> None:
     assert acl.done("observe on").startswith("nothing is refused")
     assert "rules are only observed now" in acl.done("explain anonymous get cluster")

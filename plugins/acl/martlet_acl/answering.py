@@ -214,10 +214,10 @@ class Requests:
                 "subjects": list(explanation.subjects),
                 "observe": state.observe,
                 "user_exists": request.user == ANONYMOUS or explanation.question.identity.name in state.users,
+                "steps": [_step_row(each, explanation.decisive) for each in explanation.steps],
             }
         ]
-        outer = explanation.of_topic
-        for each in (outer, explanation) if outer is not None else (explanation,):
+        for each in explanation.steps:
             rows += _considered_rows(state.policies, each)
         return AclAnswer(rows)
 
@@ -271,10 +271,19 @@ def _question(request: ExplainRequest) -> Question:
     return Question(Identity(user), cast(Action, request.action), cast(ResourceKind, kind), name, request.address)
 
 
+def _step_row(step: Explanation, decisive: Explanation | None) -> Row:
+    opinion = step.opinion
+    said = "no rule matches" if opinion is None else "allowed" if opinion.allowed else "denied"
+    return {"about": _about(step), "opinion": said, "decides": step is decisive}
+
+
+def _about(explanation: Explanation) -> str:
+    question = explanation.question
+    return f"{question.kind}:{question.name}" if question.name else question.kind
+
+
 def _considered_rows(policies: Policies, explanation: Explanation) -> list[Row]:
     """Return the rules that were considered, those about other resources last."""
-    question = explanation.question
-    about = f"{question.kind}:{question.name}" if question.name else question.kind
     places = {
         id(rule): f"{POLICIES}, rules of {subject}, {level} rule {number}"
         for subject in explanation.subjects
@@ -284,7 +293,7 @@ def _considered_rows(policies: Policies, explanation: Explanation) -> list[Row]:
     shown = sorted(explanation.rules, key=_is_about_others)[:EXPLAINED_MAX]
     return [
         {
-            "about": about,
+            "about": _about(explanation),
             **_rule_row(each.subject, each.level, each.rule),
             "outcome": each.outcome,
             "place": places.get(id(each.rule), ""),  # it may have been removed meanwhile

@@ -54,7 +54,8 @@ def _cells(row: dict[str, Any], heads: tuple[str, ...]) -> list[object]:
 def explain(arguments: Any) -> int:
     request = ExplainRequest(arguments.user, arguments.action, arguments.resource, arguments.address or "")
     with opened(arguments) as channel:
-        verdict, *rules = channel.ask(request).rows
+        rows: list[dict[str, Any]] = channel.ask(request).rows
+    verdict, *rules = rows
     if arguments.json:
         print_json({**verdict, "considered": rules})
         return Exit.OK
@@ -63,9 +64,10 @@ def explain(arguments: Any) -> int:
     print(f"{request.user} {may} {request.action} {request.resource}{where}")
     if verdict["rule"]:
         print(f"rule    {verdict['rule']}")
-    deciding = [rule["place"] for rule in rules if rule["outcome"] == "decides"]
-    for place in deciding:
-        print(f"place   {place}")
+    deciding = [step["about"] for step in verdict["steps"] if step["decides"]]
+    for rule in rules:
+        if rule["about"] in deciding and rule["outcome"] == "decides":
+            print(f"place   {rule['place']}")
     if verdict["reason"]:
         print(f"reason  {verdict['reason']}")
     if verdict["observe"]:
@@ -73,9 +75,25 @@ def explain(arguments: Any) -> int:
     if not verdict["user_exists"]:
         print(f"note    user {request.user!r} does not exist; these rules would count if he did")
     if rules:
-        print()
-        print(table(CONSIDERED_HEADS, [_cells(rule, CONSIDERED_HEADS) for rule in rules]))
+        _print_steps(verdict["steps"], rules)
     return Exit.OK
+
+
+def _print_steps(steps: list[dict[str, Any]], rules: list[dict[str, Any]]) -> None:
+    """Print the rules of each step; two steps, first the topic and then the name, with a heading each."""
+    for number, step in enumerate(steps, 1):
+        print()
+        if len(steps) > 1:
+            print(f"step {number}, {step['about']}: {_step_text(step, steps)}")
+        found = [_cells(rule, CONSIDERED_HEADS) for rule in rules if rule["about"] == step["about"]]
+        print(table(CONSIDERED_HEADS, found) if found else "no rules")
+
+
+def _step_text(step: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+    if step["decides"]:
+        return f"{step['opinion']}; this decides"
+    is_asked = step is steps[0] or steps[0]["opinion"] != "denied"
+    return str(step["opinion"]) if is_asked else f"{step['opinion']}, but not asked because step 1 denies"
 
 
 def observe(arguments: Any) -> int:

@@ -59,6 +59,19 @@ class Explanation(Struct, frozen=True):
     rules: tuple[ConsideredRule, ...] = ()
     of_topic: "Explanation | None" = None
 
+    @property
+    def steps(self) -> tuple["Explanation", ...]:
+        """The explanations of the questions that are asked one after the other, this one last."""
+        return (self,) if self.of_topic is None else (self.of_topic, self)
+
+    @property
+    def decisive(self) -> "Explanation | None":
+        """The step whose opinion is the verdict; None if no step has one."""
+        first = self.of_topic
+        if first is not None and first.opinion is not None and (self.opinion is None or not first.opinion.allowed):
+            return first
+        return self if self.opinion is not None else None
+
 
 def explain(policies: Policies, question: Question) -> Explanation:
     """Return the verdict on *question* and how it comes about."""
