@@ -10,7 +10,7 @@ from tests.delivery.pushing import LINES, broker_in_memory, told
 from martlet.access import Revocation
 from martlet.access.revocation import RECHECK_US
 from martlet.broker import Broker
-from martlet.contracts import Identity
+from martlet.contracts import AccessEvent, Identity
 from martlet.delivery.cursor import CHECKED_AT_ONCE
 from martlet.errors import Reason, Refused
 from martlet.groups.membership import Membership
@@ -103,7 +103,12 @@ class Rules:
         self._broker = broker
         self.denied: set[tuple[str, str]] = set()
         self.asked = 0
+        self.refusals = 0  # that listeners, such as an audit trail, were told
         broker.authorizers = (self,)
+        broker.rules.listeners.append(self._note)
+
+    def _note(self, event: AccessEvent) -> None:
+        self.refusals += not event.verdict.allowed
 
     def __call__(self, identity: Identity, action: str, name: str) -> bool:
         self.asked += 1
@@ -138,6 +143,7 @@ async def test_an_idle_subscription_is_woken_to_be_refused_and_a_permitted_one_i
         await rules.deny(("ann", "t"))
         assert [peers["ann"].wakes, peers["bob"].wakes] == [1, 0]
         assert "'ann' may not subscribe" in refused(lambda: ann.collect(1000))
+        assert rules.refusals == 1
         assert bob.collect(1000) == []
 
 
@@ -160,6 +166,7 @@ async def test_an_idle_member_is_woken_to_be_refused_and_its_messages_go_to_anot
         await rules.deny(("ann", "%RETRY%G"))
         assert peers[0].wakes
         refused(lambda: ann.collect(1000))
+        assert rules.refusals == 1
         ann.leave()
         assert peers[1].wakes
         assert [line[-1] for line in told(bob.collect(1000))] == ["a", "b"]
@@ -190,6 +197,7 @@ async def test_an_idle_cursor_is_woken_to_be_refused_however_many_filters_it_has
         assert most <= 4 * A_SLICE + 4 * CHECKED_AT_ONCE
         assert ANN in woken
         assert "'a/" in refused(lambda: ann.collect(1000))
+        assert rules.refusals == 1
         broker.publish(Message("t", b"x", b"TAGS\x01a/0\x02", 0))
         broker.store.committer.commit()
         while not bob.has_pending:

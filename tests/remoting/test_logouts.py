@@ -81,7 +81,7 @@ async def test_a_read_in_progress_ends_with_its_login(harness: Harness) -> None:
     ext = signed("ann", {"topic": "T", "queueId": 0, "offset": 0})
     number = client.send(RequestCode.BULK_READ, ext)
     [read] = client.handler.context.bulk.unfinished
-    read.log_out(ENDED)
+    read.refuse(ENDED)
     await harness.step()
     assert client.answers.pop(number).code == ResponseCode.NO_PERMISSION
 

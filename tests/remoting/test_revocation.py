@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from martlet.access.revocation import Waiter
-from martlet.contracts import Identity, SignedRequest
+from martlet.contracts import AccessEvent, Identity, SignedRequest
 from martlet.message import Message
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
@@ -48,6 +48,11 @@ class Rules:
         self.harness = harness
         self.denied: set[tuple[str, str]] = set()
         harness.broker.authorizers = (lambda identity, action, name: (identity.name, name) not in self.denied,)
+        self.refusals = 0  # that listeners, such as an audit trail, were told
+        harness.broker.rules.listeners.append(self._note)
+
+    def _note(self, event: AccessEvent) -> None:
+        self.refusals += not event.verdict.allowed
 
     async def deny(self, *denied: tuple[str, str]) -> None:
         self.denied = set(denied)
@@ -88,6 +93,7 @@ async def test_what_waits_is_refused_at_once_and_others_get_the_next_message(
     answer = ann.answers.pop(held)
     assert answer.code == ResponseCode.NO_PERMISSION
     assert "'ann' may not subscribe" in str(answer.remark)
+    assert rules.refusals == 1
     assert not bob.answers
     assert [len(client.handler.context) for client in (ann, bob)] == [0, 1]
     topic = "%RETRY%B" if hold is retry_pull else "T"

@@ -271,16 +271,19 @@ class Gate:
         """
         return self._behind.replies.send(self, address, message)
 
-    def check_publish(self, topic: str) -> PublishGrant:
+    def check_publish(self, topic: str, *, before_publish: bool = False) -> PublishGrant:
         """Return the grant to find or create *topic* before publishing; requires ``publish``.
 
-        In a topic whose messages have names, the permission is checked per message instead.
+        In a topic whose messages have names, the permission is checked per message instead. *before_publish* says that
+        `publish` or `publish_all` to *topic* follows: what is only observed counts there, so that it counts once.
         """
         grant = self.publishable.get(topic)
         if grant is not None:
             return grant
         check_not_closed(topic)
         grant = PublishGrant(*self._tables, topic)
+        if before_publish and self.allows("publish", topic):
+            return grant
         if self._decisions.has_names(topic):
             if grant.get() is None:
                 self.check("publish", topic)
@@ -291,13 +294,13 @@ class Gate:
     # consuming
 
     def find_topic(self, name: str, action: Action, new_queues: int) -> Topic | None:
-        """Return topic *name* for *action*, ``publish`` or ``subscribe``; None if there is none.
+        """Return topic *name* for *action*, ``publish`` (before `publish`) or ``subscribe``; None if there is none.
 
         If automatic creation is on (`Topics.auto_create_enabled`), a missing topic is created with *new_queues*
         queues. A dead-letter topic is created only for an existing group.
         """
         if action == "publish":
-            self.check_publish(name)
+            self.check_publish(name, before_publish=True)
         else:
             self._check_open(name)
             self.check(action, name)

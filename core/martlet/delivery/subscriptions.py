@@ -147,6 +147,7 @@ class TopicSubscription:
     """
 
     __slots__ = (
+        "_denied",
         "_failure",
         "_owner",
         "_permit",
@@ -192,6 +193,7 @@ class TopicSubscription:
         self._tail = owner.tails.of(topic)
         self._reader = QueueReader(owner.store.readers, self._wake_peer, 1)
         self._failure: Refused | None = None
+        self._denied: Refused | None = None  # what `recheck` found
 
     def cursor(self, queue_id: int) -> int:
         """Return the offset of the next message from that queue; -1 if there is no such queue."""
@@ -229,6 +231,8 @@ class TopicSubscription:
         return deliveries
 
     def _collect(self, budget_bytes: int) -> list[Delivery]:
+        if self._denied is not None:
+            raise self._denied
         if self._permit is not None:
             self._permit()
         if self._failure is not None:
@@ -261,10 +265,12 @@ class TopicSubscription:
 
     def recheck(self) -> None:
         """Wake the peer if it may no longer read: `collect` refuses it. Called after a change of the rules."""
+        self._denied = None
         try:
             if self._permit is not None:
                 self._permit()
-        except Refused:
+        except Refused as refused:
+            self._denied = refused
             self.peer.wake()
 
     def _wake_peer(self, key: Hashable) -> None:

@@ -38,10 +38,10 @@ class Member:
         "_settlement",
         "acknowledges",
         "credit",
+        "denied",
         "encoding",
         "group",
         "holder",
-        "is_denied",
         "is_exclusive",
         "lapsed",
         "lease_s",
@@ -80,7 +80,7 @@ class Member:
         self.holder: Hashable = object() if membership.holder is None else membership.holder
         self.lapsed = 0  # leases that ended since its last action
         self.woken = False  # whether it was woken and has not collected since
-        self.is_denied = False  # whether it could no longer read at the last `recheck`
+        self.denied: Refused | None = None  # why it could no longer read at the last `recheck`
 
     def add_credit(self, count: int) -> None:
         """Allow this member to hold *count* more messages, and wake its peer."""
@@ -143,16 +143,22 @@ class Member:
 
     def check(self) -> None:
         """Raise `Refused` if the member may no longer read; `collect` calls it."""
+        if self.denied is not None:
+            raise self.denied
         if self._permit is not None:
             self._permit.check()
 
+    def ask_nothing(self) -> None:
+        """Drop the permission that was checked when it joined: each for whom it takes messages is asked instead."""
+        self._permit = None
+
     def recheck(self) -> None:
         """Wake the peer if it may no longer read: `collect` refuses it. Called after a change of the rules."""
-        self.is_denied = False
+        self.denied = None
         try:
             self.check()
-        except Refused:
-            self.is_denied = True
+        except Refused as refused:
+            self.denied = refused
             self.wake()
 
     def _take_kept(self, budget_bytes: int) -> list[Delivery]:

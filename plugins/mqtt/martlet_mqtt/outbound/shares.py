@@ -259,7 +259,7 @@ class SharedSubscriptions:
         self._due[topic_filter] = None
         members, _ = self._members.get(topic_filter, ((), None))
         for member in members:
-            if member.is_denied:
+            if member.denied is not None:
                 self._denied = member
 
     def check(self) -> None:

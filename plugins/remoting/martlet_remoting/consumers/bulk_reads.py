@@ -69,12 +69,12 @@ class BulkRead:
         self.care = care
         self.lost: list[tuple[int, int]] = []  # ranges of offsets found unreadable since the last frame
         self.weight = 1 + expression_chars // CHARS_OF_A_READ
-        self.refused: Refused | None = None  # the login of its identity has ended
+        self.refused: Refused | None = None  # its login or its permission has ended
 
     def expire(self) -> None:
         self.pending.reads.end_wait(self)
 
-    def log_out(self, refused: Refused) -> None:
+    def refuse(self, refused: Refused) -> None:
         """Answer with *refused* in place of the next frame."""
         self.refused = refused
         self.pending.reads.end_wait(self)
@@ -83,8 +83,8 @@ class BulkRead:
         """Continue now if the read waits for a record and is no longer permitted: the next collect refuses it."""
         try:
             self.gate.read(self.queue.topic)
-        except Refused:
-            self.pending.reads.end_wait(self)
+        except Refused as refused:
+            self.refuse(refused)
 
 
 @final
@@ -231,7 +231,7 @@ class BulkReads:
         """Yield the identities of the unfinished reads, and what ends each; more may come and go meanwhile."""
         for pending in list(self._pending):
             for read in list(pending.unfinished):
-                yield read.gate.identity, read.log_out
+                yield read.gate.identity, read.refuse
 
     def end_wait(self, read: BulkRead) -> None:
         """Let *read* continue, if it waits."""

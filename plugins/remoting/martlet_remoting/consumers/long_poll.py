@@ -106,7 +106,7 @@ class Pull:
         self.weight = 1  # number of pulls that it counts as, by its memory
         self.suspend_until = 0.0  # trio.current_time; 0 for a pull that may not wait
         self.must_answer = True  # the pull must be answered now, with or without records
-        self.refused: Refused | None = None  # the login of its identity ended while it waited
+        self.refused: Refused | None = None  # its login or its permission ended while it waited
 
     def bring_filter(self, expression: str) -> None:
         """Set the pull's own filter: *expression* adds to its weight."""
@@ -117,7 +117,7 @@ class Pull:
         self.must_answer = True
         self.pending.release(self)
 
-    def log_out(self, refused: Refused) -> None:
+    def refuse(self, refused: Refused) -> None:
         """Answer with *refused* at the next collect, if the pull is held."""
         self.refused = refused
         self.pending.release(self)
@@ -126,8 +126,8 @@ class Pull:
         """Answer now if the pull is held and no longer permitted: the next collect refuses it."""
         try:
             self.gate.consume(self.group, self.queue.topic)
-        except Refused:
-            self.pending.release(self)
+        except Refused as refused:
+            self.refuse(refused)
 
 
 @final
@@ -446,7 +446,7 @@ class ParkedPulls:
     def logins(self) -> Iterator[Login]:
         """Yield the identities of the held pulls, and what ends each."""
         for pull in self.waiting_pulls():
-            yield pull.gate.identity, pull.log_out
+            yield pull.gate.identity, pull.refuse
 
     def done(self, pull: Pull) -> None:
         """Settle the answered *pull*: it no longer counts as waiting and cannot expire."""

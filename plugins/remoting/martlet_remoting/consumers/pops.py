@@ -153,14 +153,14 @@ class Pop:
         self.must_answer = False  # the pop must be answered now
         self.is_counted = False  # the pop counts as waiting
         self.is_queued = False  # the pop is in `PendingPops.ready`
-        self.refused: Refused | None = None  # the login of its identity ended while it waited
+        self.refused: Refused | None = None  # its login or its permission ended while it waited
         self.group: PopGroup | None = None  # while the pop waits in it, or was called by it
 
     def expire(self) -> None:
         self.must_answer = True
         self.pending.call(self)
 
-    def log_out(self, refused: Refused) -> None:
+    def refuse(self, refused: Refused) -> None:
         """Answer with *refused* at the next collect, if the pop waits."""
         if self in self.pending.held:
             self.refused = refused
@@ -170,9 +170,8 @@ class Pop:
         """Let the pop run now if it waits and is no longer permitted: the next collect refuses it."""
         try:
             self.gate.consume(self.name, self.topic)
-        except Refused:
-            if self in self.pending.held:
-                self.pending.call(self)
+        except Refused as refused:
+            self.refuse(refused)
 
 
 @final
@@ -448,6 +447,7 @@ class PopGroups:
         group.member = pop.gate.join(
             group, topic, pop.name, STORED, Membership(lease_s=0.0, selection=selection, start=start)
         )
+        group.member.ask_nothing()  # it is not the first pop's alone
         group.member.woken = False
         self._groups[pop.name, topic] = group
         return group
@@ -511,7 +511,7 @@ class PopGroups:
     def logins(self) -> Iterator[Login]:
         """Yield the identities of the pops that wait, and what ends each."""
         for pop in self.waiting_pops():
-            yield pop.gate.identity, pop.log_out
+            yield pop.gate.identity, pop.refuse
 
     def done(self, pop: Pop) -> None:
         """Settle the answered *pop*."""

@@ -82,7 +82,7 @@ async def stage(context: RequestContext, command: Command) -> bytes:
     if header.topic.startswith(RETRY_PREFIX):
         raise Refused(Reason.ILLEGAL, f"topic[{header.topic}] is of retries; stage messages for another topic")
     gate = context.gate(command)
-    grant = gate.check_publish(header.topic)
+    grant = gate.check_publish(header.topic, before_publish=True)
     members = await state.broker.turns.finish(_split(command.body))
     open_topic(context, grant, header)
     check_load(grant, state.config.unflushed_bytes_max)

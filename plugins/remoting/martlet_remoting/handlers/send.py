@@ -114,7 +114,7 @@ def send_run(context: RequestContext, gate: Gate, sends: Sequence[Send]) -> int:
 def _ask_grant(gate: Gate, name: str) -> PublishGrant | None:
     """Return the grant for the first message to a topic; None to leave a refusal to the path of single messages."""
     try:
-        return gate.check_publish(name) if gate.allows("publish", name) else None
+        return gate.check_publish(name, before_publish=True) if gate.allows("publish", name) else None
     except Refused:  # the topic is internal, or an authorizer has failed
         return None
 
@@ -227,7 +227,8 @@ def send_message(context: RequestContext, command: Command) -> Answer:
     header = decode_send_header(command)
     state = context.state
     gate = context.gate(command)
-    grant = gate.check_publish(header.topic)
+    is_retry = header.topic.startswith(RETRY_PREFIX)  # it may go to another topic
+    grant = gate.check_publish(header.topic, before_publish=not is_retry)
     topic = open_topic(context, grant, header)
     check_load(grant, state.config.unflushed_bytes_max)
     if header.batch:
@@ -235,7 +236,7 @@ def send_message(context: RequestContext, command: Command) -> Answer:
             header.queue_id = state.broker.ids.below(topic.write_queues or 1)
         return _send_batch(context, command, header, grant)
     properties = header.properties.encode()
-    if header.topic[0] == "%" and header.topic.startswith(RETRY_PREFIX):
+    if is_retry:
         topic, properties = _retry(context, grant, command, header, topic, properties)
     properties, unique = stamp(properties, state.templates, state.broker.ids)
     if header.sys_flag & TRANSACTION_MASK and not supports_transactions(state.broker):
