@@ -15,7 +15,7 @@ from martlet.contracts import Buffer, Connection, Handler, Peer, Protocol
 from martlet.errors import MartletError, Refused
 from martlet.message import Message
 from martlet.net.deadlines import PASSED_A_TURN
-from martlet.net.read_turns import ENDS_A_TURN
+from martlet.net.read_turns import CLOSES_A_TURN, ENDS_A_TURN
 from martlet.net.rounds import COLLECT_S, COLLECTS_A_ROUND, RELEASES_A_ROUND
 from martlet.settings import ServerConfig
 from martlet.store import StoreConfig
@@ -230,6 +230,22 @@ async def test_peers_that_go_together_end_over_several_turns(autojump_clock: Moc
         await trio.testing.wait_all_tasks_blocked()
         world.server.close_peers("bye")
         assert await all_done(len(callers), lambda: len(world.reasons)) == ENDS_A_TURN
+
+
+async def test_sockets_whose_last_answers_leave_together_close_over_several_turns(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        dialled = [world.dial() for _ in range(2 * CLOSES_A_TURN)]
+        for caller, _ in dialled:
+            await caller.send(b"hold 10 a\n")
+        await trio.testing.wait_all_tasks_blocked()
+        world.server.close_peers("bye")
+        await trio.testing.wait_all_tasks_blocked()
+        steps = Turns(lambda: sum(link.far.closed for _, link in dialled))
+        trio.lowlevel.add_instrument(steps)
+        world.store.flush_to(10)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.remove_instrument(steps)
+        assert (sum(steps.steps), max(steps.steps)) == (len(dialled), CLOSES_A_TURN)
 
 
 async def test_deadlines_that_pass_together_are_handled_over_several_turns(autojump_clock: MockClock) -> None:

@@ -1,9 +1,13 @@
+import gc
 import math
+import weakref
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.runtime.alarms import STALE_MIN, Alarms
+from martlet.runtime import alarms as module
+from martlet.runtime.alarms import STALE_AT_ONCE, STALE_MIN, Alarms
 
 KEYS = st.integers(0, 5)
 ACTIONS = st.one_of(
@@ -15,6 +19,11 @@ ACTIONS = st.one_of(
 
 @given(st.lists(ACTIONS))
 def test_alarms_ring_as_a_plain_dictionary_of_times_says(actions: list[tuple[str, int, int]]) -> None:
+    with patch.object(module, "STALE_MIN", 0), patch.object(module, "MOVED_AT_ONCE", 2):  # so that entries move
+        compare_with_dictionary(actions)
+
+
+def compare_with_dictionary(actions: list[tuple[str, int, int]]) -> None:
     alarms, times = Alarms[int](), dict[int, float]()
     for action, key, at in actions:
         if action == "ring":
@@ -54,5 +63,40 @@ def test_cancelled_alarms_do_not_stay_in_memory() -> None:
     for number in range(9_990):
         alarms.cancel(number)
     assert len(alarms) == 11
-    assert len(alarms._heap) <= STALE_MIN + 2 * len(alarms)
+    assert len(alarms._heap) + len(alarms._old) <= 2 * STALE_MIN + 4 * len(alarms)
     assert [key for _, key in alarms.take(1_000_000)] == [*range(9_990, 10_000), -1]
+
+
+def test_a_cancelled_alarm_frees_its_key_at_once() -> None:
+    class Key:
+        pass
+
+    alarms, keys = Alarms[Key](), [Key() for _ in range(STALE_MIN)]
+    refs = [weakref.ref(key) for key in keys]
+    gc.disable()
+    try:
+        for key in keys:
+            alarms.ring_by(key, 1)
+            alarms.cancel(key)
+        del key, keys
+        assert [ref() for ref in refs] == [None] * STALE_MIN
+    finally:
+        gc.enable()
+
+
+def test_many_cancelled_alarms_are_dropped_a_limited_number_at_a_time() -> None:
+    alarms = Alarms[int]()
+    count = 5 * STALE_AT_ONCE
+    for number in range(2 * count):
+        alarms.ring_by(number, number)
+    for number in range(count):
+        alarms.cancel(number)
+    entries = len(alarms._heap)
+    times = []
+    while not (taken := list(alarms.take(count))):
+        assert entries - len(alarms._heap) <= 2 * STALE_AT_ONCE
+        entries = len(alarms._heap)
+        times.append(alarms.next_at)
+    assert taken == [(count, count)]
+    assert times == sorted(times)
+    assert times[0] < count

@@ -122,7 +122,7 @@ async def test_heart_beats_are_on_time_however_busy_the_broker_is(
     async with stomp_port(tmp_path) as port:
         with clients_of(port, IDLE, heart_beat="1000,1000") as idle, clients_of(port, BUSY) as busy:
             await wait_clients(port, IDLE + BUSY)
-            recorders = [Recorder(beat) for beat in port.broker.context.heartbeats._alarms._times]
+            recorders = [Recorder(beat) for beat in port.broker.context.heartbeats._alarms._entries]
             load = Load(work_clock, busy, idle)
             load.begin()
             await load.done.wait()

@@ -6,16 +6,19 @@ reads slowly, and continue when an alarm rings.
 """
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final, Protocol, final
 
 import trio
 
 from martlet.net.pending import DeliveryState, PendingWork
 from martlet.runtime.alarms import Alarms
+from martlet.runtime.steps import per_slice
 
 __all__ = ["RECEIVE_BYTES", "Paces", "PeerPace"]
 
 RECEIVE_BYTES: Final = 262144
+RESUMED_A_TURN: Final = per_slice(us=4)  # deliveries that continue in one turn of the event loop
 
 
 class Paced(Protocol):
@@ -133,7 +136,7 @@ class Paces:
                 await self._rung.wait()
             self._rung = trio.Event()
             now = trio.current_time()
-            for _, pace in list(self._alarms.take(now)):
+            for _, pace in islice(self._alarms.take(now), RESUMED_A_TURN):
                 if pace.deliver_at > now:  # it was slowed further
                     self._alarms.ring_by(pace, pace.deliver_at)
                 else:

@@ -99,6 +99,7 @@ class Shared(Struct, frozen=True, eq=False):
       blocked: called with a peer whose output may not leave before it is known how its client speaks.
       identified: called with a peer whose identity has changed, if its login expires.
       lost: called with a peer to which nothing can be sent anymore.
+      wait_close: returns when one more peer may close: a flush releases the last answers of many at the same moment.
     """
 
     pending: "PendingWork[ServerPeer]"
@@ -109,6 +110,7 @@ class Shared(Struct, frozen=True, eq=False):
     blocked: "Callable[[ServerPeer], None]" = _do_nothing
     identified: "Callable[[ServerPeer], None]" = _do_nothing
     lost: "Callable[[ServerPeer], None]" = _do_nothing
+    wait_close: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
 
 @final
@@ -378,6 +380,7 @@ class ServerPeer:
 
     async def _close_when_idle(self, limit_s: float) -> None:
         await self.wait_idle(limit_s)
+        await self.shared.wait_close()
         self._close_transport()
 
     def _close_transport(self) -> None:

@@ -3,16 +3,20 @@
 When thousands of sockets become readable at the same moment, trio wakes all their tasks in one turn, and no other task
 runs before the last of them is done. The event pump bounds this for plain sockets. Tasks of all other peers (TLS,
 WebSocket, platforms without epoll) wait here before each read: first come, first served, a few a turn. So does every
-peer before its end, because all clients of a machine may disconnect at once.
+peer before its end, because all clients of a machine may disconnect at once, and every socket that is closed once its
+last answers were sent.
 """
 
 from typing import Final, final
 
 import trio
 
-__all__ = ["ENDS_A_TURN", "READS_A_TURN", "ReadTurns"]
+from martlet.runtime.steps import per_slice
+
+__all__ = ["CLOSES_A_TURN", "ENDS_A_TURN", "READS_A_TURN", "ReadTurns"]
 
 READS_A_TURN: Final = 8  # a TLS handshake takes up to a millisecond, any other read a tenth of that
+CLOSES_A_TURN: Final = per_slice(us=50)  # of sockets whose last answers were sent
 ENDS_A_TURN: Final = 2  # 0.1 ms each, 3 ms for a peer with 4,096 waiting pulls
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger("martlet.server")
 COLLECTS_A_ROUND: Final = 64
 # Time in which all rounds of one turn of the event loop may collect together; the last peer may exceed it by a few ms.
 # A turn has up to four rounds: those of the pump, a task that reads, the flusher and `Rounds.run`.
-COLLECT_S: Final = 0.004
+COLLECT_S: Final = 0.003
 COLLECT_LAST_S: Final = 0.0  # the same for peers woken by `wake_last`: 0, so one of them per turn
 RELEASES_A_ROUND: Final = 128  # peers whose held answers leave in one round; a send takes 10 to 20 us
 # Divisor of each peer's collection budget while the total of unsent output is over its limit.

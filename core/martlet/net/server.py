@@ -27,7 +27,7 @@ from martlet.net.origins import Origins, origin_of
 from martlet.net.pace import Paces
 from martlet.net.peer import CLOSED, CLOSING, FAREWELL_S, READ_ENDED, ServerPeer, Shared
 from martlet.net.pending import PendingWork
-from martlet.net.read_turns import ENDS_A_TURN, ReadTurns
+from martlet.net.read_turns import CLOSES_A_TURN, ENDS_A_TURN, ReadTurns
 from martlet.net.reader import SocketReader
 from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, Transport
@@ -126,6 +126,7 @@ class Server:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Accept and serve until cancelled."""
+        close_turns = ReadTurns(CLOSES_A_TURN)
         try:
             async with trio.open_nursery() as nursery:
                 self._shared = Shared(
@@ -137,6 +138,7 @@ class Server:
                     blocked=self._reader.openings.watch,
                     identified=self._reader.note_identity,
                     lost=self._reader.cancel_rest,
+                    wait_close=close_turns.wait,
                 )
                 self._sockets.nursery = nursery
                 nursery.start_soon(self._end_unattended)
@@ -144,6 +146,7 @@ class Server:
                 await nursery.start(self._lingering.run)
                 nursery.start_soon(self._reader.turns.run)
                 nursery.start_soon(self._end_turns.run)
+                nursery.start_soon(close_turns.run)
                 nursery.start_soon(self._rounds.run)
                 nursery.start_soon(self._reader.deadlines.run)
                 nursery.start_soon(self._paces.run)

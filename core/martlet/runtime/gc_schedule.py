@@ -22,8 +22,8 @@ import trio
 __all__ = ["OldObjects"]
 
 # New containers before a collection; CPython's default is 700. One collection traverses up to twice as many.
-YOUNG_OBJECTS: Final = 4000
-FREEZES_OF_A_COLLECTION: Final = 25  # number of freezes, each of 8,000 objects at most
+YOUNG_OBJECTS: Final = 2000
+FREEZES_OF_A_COLLECTION: Final = 50  # number of freezes, each of 4,000 objects at most
 LOOK_S: Final = 5.0
 IDLE_S: Final = 0.05  # idle means less CPU time than this between two checks
 LATEST_S: Final = 3600.0
