@@ -157,3 +157,25 @@ async def test_the_name_of_a_key_is_not_that_of_another_user(broker: AclBroker) 
     assert "would have the name of an access key of user 'bob'; remove the key" in text
     _, text = await refusal(administration.put_key("bob", "root", SecretKey("12345678")))
     assert "user 'root' has the access key 'root' already" in text
+
+
+async def test_while_it_observes_only_who_would_be_allowed_changes_users_and_rules(broker: AclBroker) -> None:
+    """Such changes stay when rules are enforced: otherwise everybody could make himself an administrator before."""
+    administration = broker.administration
+    await administration.set_observing(observe=True)
+    for change in (
+        administration.create_user("eve", UserChange(password=b"hush"), ALICE),
+        administration.update_user("alice", UserChange(password=b"hush"), Identity()),
+        administration.delete_user("bob", ALICE),
+        administration.put_rules("user:eve", "custom", [AccessRule("*", ("all",), "allow")], ALICE),
+        administration.delete_rules("group:devs", None, "", ALICE),
+    ):
+        reason, text = await refusal(change)
+        assert reason is Reason.NO_PERMISSION
+        assert "martlet acl" in text
+    await administration.create_user("carol", UserChange(), ROOT)
+    broker.plugin.saved.unproved.add("root")  # somebody came with a wrong password or signature
+    reason, _ = await refusal(administration.create_user("dora", UserChange(), ROOT))
+    assert reason is Reason.NO_PERMISSION
+    await administration.create_user("dora", UserChange(), None)
+    assert administration.user_names() == ["root", "alice", "bob", "carol", "dora"]

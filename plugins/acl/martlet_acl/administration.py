@@ -36,6 +36,10 @@ __all__ = ["Administration", "StateHolder"]
 PASSWORD_BYTES_MAX: Final = 1024
 RULE_US: Final = 4.0  # to show one
 OWNER: Final = "the owner of the data directory"
+OBSERVED: Final = (
+    "rules are only observed, but changes of users and rules remain: "
+    "only users who have proved it, and whom rules allow it, may make them; or use `martlet acl`"
+)
 
 
 class StateHolder(Protocol):
@@ -65,6 +69,7 @@ class Administration(AccessControl):
       random: returns 32 random bytes.
       cost: of new passwords.
       note: called after a change with who made it and what it was, for the audit trail.
+      may_change: whether a client may make changes, which are permanent, while the plugin observes and refuses nothing.
     """
 
     def __init__(
@@ -73,9 +78,11 @@ class Administration(AccessControl):
         random: Callable[[], bytes],
         cost: int,
         note: Callable[[str, str], None] = lambda by, what: None,
+        may_change: Callable[[Identity], bool] = lambda by: True,
     ) -> None:
         self._holder = holder
         self._note = note
+        self._may_change = may_change
         self._random = random
         self._cost = cost
 
@@ -91,6 +98,8 @@ class Administration(AccessControl):
         *what* and *by* are for the audit trail.
         """
         async with self._holder.lock:
+            if by is not None and self.state.observe and not self._may_change(by):
+                raise Refused(Reason.NO_PERMISSION, OBSERVED)
             try:
                 await self._holder.take_edits()
                 yield self._holder.state

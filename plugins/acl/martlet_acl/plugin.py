@@ -10,7 +10,17 @@ import trio
 
 from martlet.broker import Broker
 from martlet.config import Settings
-from martlet.contracts import AccessControl, AccessEvent, Authenticator, Authorizer, Mechanism, Service, Subcommand
+from martlet.contracts import (
+    AccessControl,
+    AccessEvent,
+    Authenticator,
+    Authorizer,
+    Identity,
+    Mechanism,
+    Question,
+    Service,
+    Subcommand,
+)
 from martlet.errors import ConfigError, MartletError, Reason, Refused
 from martlet.message import Message, encode_properties
 from martlet.plugins.hooks import Hooks
@@ -56,15 +66,14 @@ class AclPlugin(Hooks):
         self.observations = Observations(broker.clock.now_ms)
         self._trail = self._begin_audit(broker) if self._config.audit_file else None
         note = self._trail.note_change if self._trail is not None else _note_nothing
-        self.administration = Administration(saved, broker.ids.key, self._config.password_cost, note)
+        self.administration = Administration(saved, broker.ids.key, self._config.password_cost, note, self._may_change)
         self._tokens = Tokens(self._config, broker.clock, self._admit) if self._config.jwks else None
         broker.stats.add("acl", self.statistics)
         broker.rules.listeners.append(self._note_event)
         return {AccessControl: self.administration}
 
     def martlet_authenticators(self, broker: Broker) -> Sequence[Authenticator]:
-        cost, note = self._config.password_cost, self.observations.note_login
-        logins = Logins(self.state, broker.ids.key, cost, note, self._tokens)
+        logins = Logins(self.state, broker.ids.key, self._config.password_cost, self._note_login, self._tokens)
         return (logins.authenticate,)
 
     def martlet_mechanisms(self, broker: Broker) -> Mapping[str, Mechanism]:
@@ -137,6 +146,16 @@ class AclPlugin(Hooks):
         user = self.state().users.get(name)
         if user is not None and user.disabled and not self.state().observe:
             raise Refused(Reason.CREDENTIALS, f"user {name!r} is disabled")
+
+    def _note_login(self, user: str, method: str, reason: str) -> None:
+        """Note a login that would be refused; also called in worker threads."""
+        self.saved.unproved.add(self.state().keys.get(user, user) if method == "signature" else user)
+        self.observations.note_login(user, method, reason)
+
+    def _may_change(self, by: Identity) -> bool:
+        """Whether the rules, were they enforced, would let a client change users and rules."""
+        verdict = self.state().policies.decide(Question(by, "update", "cluster", ""))
+        return verdict is not None and verdict.allowed and not self.saved.unproved.has(by)
 
     def _note_event(self, event: AccessEvent) -> None:
         if event.verdict.observed:

@@ -27,6 +27,7 @@ from martlet_acl.files import (
     secrets_in_steps,
 )
 from martlet_acl.state import AclState, ended_between
+from martlet_acl.unproved import Unproved
 
 __all__ = ["SavedState"]
 
@@ -35,6 +36,7 @@ log = logging.getLogger("martlet.acl")
 # Subjects whose old rules are dropped in one turn of the event loop.
 DROPPED_AT_ONCE: Final = 20
 ENDED: Final = "the user was disabled, or has other passwords or keys; log in again"
+UNPROVED: Final = "rules are enforced now, and the user was not proved, or has changed; log in again"
 
 Stamp = tuple[int, ...] | None
 
@@ -63,6 +65,8 @@ class SavedState:
         for text in loaded.warnings:
             log.error("%s", text)
         self.state = loaded.state
+        self.unproved = Unproved()  # since the rules are observed
+        self._observed = self.state.observe
         self._versions = loaded.versions
         for file in FILES:
             if file not in loaded.rejected:
@@ -90,10 +94,23 @@ class SavedState:
         state.ended.clear()
         self._broker.authentication.changed()
         self._broker.rules.changed()
-        if ended and not state.observe:
-            self._broker.end_clients(lambda identity: identity.name in ended, ENDED)
+        self._end_logins(ended)
         for tell in self.changed:
             tell(before)
+
+    def _end_logins(self, ended: set[str]) -> None:
+        """End the logins of the users *ended*; while rules are observed, note them for the time when they are not."""
+        observed, self._observed = self._observed, self.state.observe
+        if self._observed:
+            if not observed:
+                self.unproved = Unproved()  # logins in progress may still ask the old one
+            for name in ended:
+                self.unproved.add(name)
+            return
+        if observed:
+            self._broker.end_clients(self.unproved.has, UNPROVED)
+        if ended:
+            self._broker.end_clients(lambda identity: identity.name in ended, ENDED)
 
     async def wait_saved(self) -> None:
         """Return once all changes are on the disk.

@@ -158,8 +158,11 @@ def _still_proves(before: UserSecrets, after: UserSecrets) -> bool:
 
 
 def ended_between(before: AclState, after: AclState) -> set[str]:
-    """Return the users whose logins end when *after* replaces *before*."""
-    ended: set[str] = set()
+    """Return the users whose logins end when *after* replaces *before*.
+
+    Who is new and disabled may have logged in before, by a token or a certificate.
+    """
+    ended = {name for name, user in after.users.items() if user.disabled and name not in before.users}
     for name in before.users:
         if not (after.is_enabled(name) and _still_proves(before.secrets_of(name), after.secrets_of(name))):
             ended.add(name)
