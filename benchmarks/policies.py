@@ -1,10 +1,11 @@
-"""What access rules cost: loading them, the memory they take, and decisions.
+"""What access rules and quotas cost: loading them, the memory they take, decisions, and the quotas of a user.
 
-    python benchmarks/policies.py [--users 10000] [--rules 100000] [--groups 500]
+    python benchmarks/policies.py [--users 10000] [--rules 100000] [--groups 500] [--quotas]
 
-Each user has the same number of rules and is in four groups, which have further ones; everybody has ten. Prints the
-time to decode and to check the document, the memory that is left afterwards and at the most, and the processor time of
-decisions: the first one of each user, which prepares the rules, further ones, and the first one after a change.
+Each user has the same number of rules and is in four groups, which have further ones; everybody has ten. With --quotas
+each user and each group has one. Prints the time to decode and to check the document, the memory that is left
+afterwards and at the most, and the processor time of decisions: the first one of each user, which prepares the rules,
+further ones, and the first one after a change.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from martlet.runtime.gc_schedule import OldObjects
 from martlet_acl.policy.document import PolicyDocument, StoredPolicies, decode_document, fill_policies
 from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import Policies
+from martlet_acl.policy.quotas import StoredQuota
 from martlet_acl.policy.rules import StoredRule, parse_rule
 
 NETWORKS = tuple(f"10.{number}.0.0/16" for number in range(200))
@@ -48,7 +50,7 @@ def make_rule(number: int, chance: random.Random) -> StoredRule:
     return StoredRule(resource, actions, chance.choice(("allow", "allow", "allow", "deny")), networks)
 
 
-def make_document(users: int, groups: int, rules: int) -> bytes:
+def make_document(users: int, groups: int, rules: int, *, quotas: bool) -> bytes:
     chance = random.Random(1)
     names = [f"g{number}" for number in range(groups)]
     nesting = {name: (f"g{number // 2}",) for number, name in enumerate(names) if groups // 2 <= number}
@@ -60,7 +62,9 @@ def make_document(users: int, groups: int, rules: int) -> bytes:
     }
     stored["everybody"] = several(0, 10, chance)
     records = {f"u{user}": UserRecord(tuple(chance.sample(names, min(4, groups)))) for user in range(users)}
-    return msgspec.json.encode(PolicyDocument(records, nesting, stored))
+    limited = [*(f"user:u{user}" for user in range(users)), *(f"group:{name}" for name in names)] if quotas else []
+    limits = {subject: StoredQuota(chance.randrange(1, 10**6), connections=10) for subject in limited}
+    return msgspec.json.encode(PolicyDocument(records, nesting, stored, quotas=limits))
 
 
 def several(first: int, count: int, chance: random.Random) -> StoredPolicies:
@@ -101,6 +105,7 @@ def measure_decisions(policies: Policies, users: int) -> None:
     filters = questions(users, "name", [f"mqtt/site_{number}/a/7/temperature" for number in range(1000)])
     show("first decision of a user", [timed(lambda q=q: policies.decide(q)) for q in topics])  # type: ignore[misc]
     show("further one, on a topic", [timed(lambda q=q: policies.decide(q)) for q in topics])  # type: ignore[misc]
+    show("the quotas of a user", [timed(lambda q=q: policies.quotas_of(q.identity)) for q in topics])  # type: ignore[misc]
     show("further one, on a name", [timed(lambda q=q: policies.decide(q)) for q in filters])  # type: ignore[misc]
     rule = parse_rule(StoredRule("name:mqtt/changed/+/state", ("publish",), "allow"))
     changes, afterwards = [], []
@@ -119,8 +124,9 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=10_000)
     parser.add_argument("--groups", type=int, default=500)
     parser.add_argument("--rules", type=int, default=100_000)
+    parser.add_argument("--quotas", action="store_true")
     options = parser.parse_args()
-    data = make_document(options.users, options.groups, options.rules)
+    data = make_document(options.users, options.groups, options.rules, quotas=options.quotas)
     gc.collect()
     gc.disable()  # as at the start of a broker
     resident = resident_mib()
@@ -132,7 +138,8 @@ def main() -> None:
     del document
     OldObjects().start()
     gc.enable()
-    print(f"{len(policies)} rules in {len(data) / (1 << 20):.1f} MiB: {filled - began:.2f} s", end="")
+    loaded = f"{len(policies)} rules and {len(policies.quotas)} quotas in {len(data) / (1 << 20):.1f} MiB"
+    print(f"{loaded}: {filled - began:.2f} s", end="")
     print(f" (decoded in {decoded - began:.2f} s), {resident_mib() - resident:.0f} MiB resident")
     measure_decisions(policies, options.users)
     print(f"after all of them: {resident_mib() - resident:.0f} MiB resident")

@@ -143,6 +143,7 @@ def install(plugin: AclPlugin, broker: Broker) -> None:
     broker.authentication.authenticators = tuple(plugin.martlet_authenticators(broker))
     broker.authentication.mechanisms = plugin.martlet_mechanisms(broker)
     broker.authorizers = tuple(plugin.martlet_authorizers(broker))
+    broker.quotas.sources = tuple(plugin.martlet_quotas(broker))
 
 
 def is_endpoint(service: Service) -> bool:

@@ -10,6 +10,7 @@ from martlet.contracts import AccessControl, AccessPolicy, AccessRule, AccessUse
 from martlet.errors import Reason, Refused
 from martlet_acl.administration import PASSWORD_BYTES_MAX
 from martlet_acl.credentials import SecretKey
+from martlet_acl.policy.quotas import StoredQuota
 
 ROOT, ALICE = Identity("root"), Identity("alice")
 A = AccessRule("topic:a", ("publish",), "allow")
@@ -98,6 +99,23 @@ async def test_groups_may_be_in_groups_but_not_in_themselves(broker: AclBroker) 
     assert broker.state.users["alice"].groups == ("devs",)
     await administration.delete_group("devs")
     assert administration.subjects() == []
+
+
+async def test_quotas_are_merged_and_end_with_their_subjects(broker: AclBroker) -> None:
+    administration, quotas = broker.administration, broker.state.policies.quotas
+    assert await administration.change_quota("user:alice", {"messages_in": 10}) == StoredQuota(10)
+    assert await administration.change_quota("user:alice", {"refuses": True}) == StoredQuota(10, refuses=True)
+    for change in ({"messages_in": -1}, {"messages": 1}):
+        assert (await refusal(administration.change_quota("user:alice", change)))[0] is Reason.PARAMETER
+    assert (await refusal(administration.change_quota("alice", {"messages_in": 1})))[0] is Reason.PARAMETER
+    await administration.change_quota("group:devs", {"messages_in": 1})
+    await administration.change_quota("everybody", {"messages_in": 2})
+    await administration.delete_quota("everybody")
+    assert (await refusal(administration.delete_quota("everybody")))[0] is Reason.NOT_FOUND
+    assert dict(quotas.items()) == {"user:alice": StoredQuota(10, refuses=True), "group:devs": StoredQuota(1)}
+    await administration.delete_user("alice", ROOT)
+    await administration.delete_group("devs")
+    assert not quotas
 
 
 async def test_only_an_administrator_touches_administrators(broker: AclBroker) -> None:

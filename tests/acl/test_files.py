@@ -75,9 +75,11 @@ def test_a_person_may_leave_out_what_martlet_notes() -> None:
 
 def test_the_file_is_readable_by_people() -> None:
     rules = {"user:alice": {"custom": policy("allow get on topic:a", "deny get on topic:b"), "default": []}}
-    policies, _ = files_of(loaded({"users": {"alice": {"groups": ["a", "b"]}}, "rules": rules}).state)
+    quotas = {"user:alice": {"messages_in": 10, "refuses": True}, "user:bob": {}}
+    policies, _ = files_of(loaded({"users": {"alice": {"groups": ["a", "b"]}}, "rules": rules, "quotas": quotas}).state)
     assert policies.decode() == (
         '{\n"version": 0,\n"observe": false,\n"users": {\n"alice": {"groups": ["a", "b"]}\n},\n"groups": {\n},\n'
+        '"quotas": {\n"user:alice": {"messages_in": 10, "refuses": true},\n"user:bob": {}\n},\n'
         '"rules": {\n"user:alice": {\n  "custom": [\n'
         '    {"resource": "topic:a", "actions": ["get"], "decision": "allow"},\n'
         '    {"resource": "topic:b", "actions": ["get"], "decision": "deny"}\n  ]}\n}\n}\n'

@@ -88,9 +88,12 @@ async def test_no_secret_is_seen(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_the_statistics_name_the_mode(tmp_path: Path) -> None:
     async def mode() -> object:
-        write_files(tmp_path, {"root": {}}, {"everybody": ["allow get on *"]}, groups={"a": ["b"]}, observe=True)
+        quotas: dict[str, dict[str, int]] = {"everybody": {"connections": 1}, "user:root": {}}
+        rules = {"everybody": ["allow get on *"]}
+        write_files(tmp_path, {"root": {}}, rules, groups={"a": ["b"]}, observe=True, quotas=quotas)
         async with acl_broker(tmp_path, AclConfig(watch_s=0, audit_file=""), protocols=False) as broker:
             return broker.plugin.statistics()
 
     found = trio.run(mode)
-    assert found == {"mode": "observe", "users": 1, "groups": 1, "keys": 1, "rules": 1, "version": 0, "observed": 0}
+    counts = {"users": 1, "groups": 1, "keys": 1, "rules": 1, "quotas": 2}
+    assert found == {"mode": "observe", **counts, "version": 0, "observed": 0}

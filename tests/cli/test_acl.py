@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from martlet_acl.policy.quotas import LIMITS
+
 from .conftest import Process
 
 Run = Callable[..., tuple[int, str, str]]
@@ -93,7 +95,7 @@ def test_users(acl: Acl) -> None:
     acl.done("user enable bob")
     acl.done(f"user set bob --password-file {password}")
     assert re.search(r"bob +no +no +yes +0\n", acl.done("user list"))
-    assert acl.done("user remove alice") == "user alice was removed, with keys and rules\n"
+    assert acl.done("user remove alice") == "user alice was removed, with keys, rules and quota\n"
     assert names(acl.json("user list")) == ["admin", "bob"]
     assert acl.fails("user remove alice") == "martlet: user 'alice' does not exist\n"
     assert "exists already" in acl.fails("user add bob --no-password")
@@ -114,6 +116,31 @@ def test_groups(acl: Acl) -> None:
     assert re.search(r"shop +staff, all\n", acl.done("group list"))
     acl.done("group remove staff")
     assert acl.json("group list") == [{"name": "shop", "groups": ["all"]}]
+
+
+def test_quotas(acl: Acl) -> None:
+    acl.done("user add alice --no-password")
+    assert acl.done("quota set user:alice --messages-in 10 --refuses") == "user:alice: messages_in 10, refuses\n"
+    assert acl.done("quota set user:alice --no-refuses --bytes-out 7") == "user:alice: messages_in 10, bytes_out 7\n"
+    assert acl.done("quota set group:shop --connections 3 --subscriptions 4 --shared-groups 5") == (
+        "group:shop: connections 3, subscriptions 4, shared_groups 5\n"
+    )
+    code, out, err = acl.run("quota set user:carol --messages-in 0")
+    assert (code, out) == (0, "user:carol: no limits\n")
+    assert err == "note: user 'carol' does not exist; the quota counts as soon as he does\n"
+    limits = dict.fromkeys(LIMITS, 0) | {"messages_in": 10, "bytes_out": 7, "refuses": False}
+    assert acl.json("quota list user:alice") == [{"subject": "user:alice", **limits}]
+    assert acl.json("quota list user:bob") == []
+    assert names(acl.json("quota list"), "subject") == ["user:alice", "group:shop", "user:carol"]
+    assert re.search(r"group:shop  connections 3, subscriptions 4, shared_groups 5\n", acl.done("quota list"))
+    stored = json.loads((acl.directory / "config" / "acl.json").read_text())["quotas"]
+    assert stored["user:alice"] == {"messages_in": 10, "bytes_out": 7}
+    assert acl.done("quota remove user:alice") == "user:alice: the quota was removed\n"
+    assert acl.fails("quota remove user:alice") == "martlet: user:alice has no quota\n"
+    assert acl.fails("quota set user:alice --bytes-in -1") == "martlet: bytes_in: Expected `int` >= 0\n"
+    assert "subject 'alice' is unknown" in acl.fails("quota set alice --bytes-in 1")
+    assert "there is nothing to change" in acl.fails("quota set user:alice")
+    assert "invalid int value" in acl.fails("quota set user:alice --bytes-in 1k")
 
 
 def test_keys(acl: Acl) -> None:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "acl.md").read_text()
 SECTION = PAGE.partition("## From nothing to a locked broker\n")[2].partition("\n## ")[0]
 INIT, USERS, RULES, TRY, EXPLAIN, LOCK, LATER = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
+(QUOTAS,) = re.findall(r"```sh\n(.*?)```", PAGE.partition("\n## Quotas\n")[2].partition("\n## ")[0], re.DOTALL)
 (CONFIG,) = re.findall(r"```toml\n(.*?)```", SECTION, re.DOTALL)
 
 
@@ -61,6 +62,7 @@ def test_the_page_locks_a_broker(folder: Path) -> None:
         process.until((folder / "data" / "acl.sock").is_socket)
         assert "user alice was added" in run(folder, USERS)
         run(folder, RULES)
+        assert "group:shop  bytes_in 1000000, refuses\n" in run(folder, QUOTAS)
         said = run(folder, TRY, addresses)
         assert "martlet acl allow user:alice publish name:mqtt/home/bob/door" in said
         said = run(folder, EXPLAIN, addresses)
@@ -81,4 +83,4 @@ def test_the_page_locks_a_broker(folder: Path) -> None:
 
 def test_every_command_of_the_page_is_tried() -> None:
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    assert blocks == [INIT, USERS, RULES, TRY, EXPLAIN, LOCK, LATER]
+    assert blocks == [INIT, USERS, RULES, TRY, EXPLAIN, LOCK, LATER, QUOTAS]

@@ -85,7 +85,7 @@ def make_question(random: Random, kind: Any) -> Question:
 def said(document: PolicyDocument, question: Question) -> dict[str, object]:
     """What RocketMQ is asked: one user, who has all rules that count, with his name in them."""
     user = document.users[USER]
-    groups = reference.groups_of(document, question)
+    groups = reference.groups_of(document, question.identity)
     subjects = [f"user:{USER}", *(f"group:{group}" for group in groups), "everybody"]
 
     def entries(level: PolicyLevel) -> list[dict[str, object]]:

@@ -1,6 +1,6 @@
-"""Changes of users and rules: the same for a running broker and for the files of one that does not run."""
+"""Changes of users, rules and quotas: the same for a running broker and for the files of one that does not run."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Literal, Protocol, final
 
@@ -27,6 +27,7 @@ from martlet_acl.policy.document import stored_policies
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import LEVELS
+from martlet_acl.policy.quotas import StoredQuota, changed_quota
 from martlet_acl.policy.rules import Rule, StoredRule, parse_rule
 from martlet_acl.policy.subjects import check_user_name
 from martlet_acl.state import AclState
@@ -243,6 +244,22 @@ class Administration(AccessControl):
 
     def subjects(self) -> list[str]:
         return list(self.state.policies)
+
+    # quotas
+
+    async def change_quota(self, subject: str, changes: Mapping[str, int | bool]) -> StoredQuota:
+        """Change some limits of the quota of *subject*, or give it one; return the quota."""
+        shown = ", ".join(f"{name} {value}".lower() for name, value in changes.items())
+        async with self._changing(f"set quota of {subject}: {shown}") as state:
+            quota = changed_quota(state.policies.quotas.get(subject), changes)
+            state.policies.quotas.put(subject, quota)
+        return quota
+
+    async def delete_quota(self, subject: str) -> None:
+        """Delete the quota of *subject*."""
+        async with self._changing(f"delete quota of {subject}") as state:
+            if not state.policies.quotas.remove(subject):
+                raise Refused(Reason.NOT_FOUND, f"{subject} has no quota")
 
     # imports
 

@@ -3,9 +3,9 @@
 A list is answered in pages, so that no answer takes long; changes between two pages may show in the second one.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sized
 from itertools import islice
-from typing import Any, Final, TypeAlias, cast, final
+from typing import Any, Final, TypeAlias, TypeVar, cast, final
 
 from msgspec.structs import asdict
 
@@ -18,6 +18,7 @@ from martlet_acl.files import POLICIES
 from martlet_acl.observations import Observations
 from martlet_acl.policy.explanations import OTHER_RESOURCE, ConsideredRule, Explanation, explain_in_steps
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
+from martlet_acl.policy.quotas import StoredQuota
 from martlet_acl.policy.resources import KINDS
 from martlet_acl.policy.rules import ACTIONS, Rule
 from martlet_acl.policy.subjects import ANONYMOUS
@@ -28,6 +29,7 @@ from martlet_acl.requests import (
     ExplainRequest,
     ListGroups,
     ListKeys,
+    ListQuotas,
     ListRules,
     ListUsers,
     Observe,
@@ -37,10 +39,12 @@ from martlet_acl.requests import (
     PutRule,
     RemoveGroup,
     RemoveKey,
+    RemoveQuota,
     RemoveRule,
     RemoveUser,
     Report,
     Request,
+    SetQuota,
     SetUser,
     SwitchKey,
 )
@@ -56,6 +60,7 @@ REPORT_PAGE: Final = 100  # each needs a decision
 EXPLAINED_MAX: Final = 1000
 BEGIN: Final = (0, 0)
 
+T = TypeVar("T")
 Row: TypeAlias = dict[str, object]
 Finish: TypeAlias = Callable[[Steps[Any]], Awaitable[Any]]
 
@@ -89,6 +94,8 @@ class Requests:
         match request:
             case ListUsers() | ListKeys() | ListGroups():
                 return self._list(request)
+            case ListQuotas(subject, place):
+                return self._list_quotas(subject, place)
             case ListRules(subject, place):
                 return self._list_rules(subject, place)
             case Report(place):
@@ -110,10 +117,15 @@ class Requests:
             case PutRule():
                 rule = AccessRule(request.resource, request.actions, request.decision, request.networks)
                 await self._administration.put_rules(request.subject, request.level, [rule], None)
-                return AclAnswer(self._notes(request.subject))
+                return AclAnswer(self._notes("rule", request.subject))
             case RemoveRule(subject, resource, level):
                 if not await self._administration.delete_rules(subject, level, resource, None):
                     raise Refused(Reason.NOT_FOUND, f"{subject} has no {level} rule about {resource!r}")
+            case SetQuota(subject, limits):
+                quota = await self._administration.change_quota(subject, limits)
+                return AclAnswer([_quota_row(subject, quota), *self._notes("quota", subject)])
+            case RemoveQuota(subject):
+                await self._administration.delete_quota(subject)
             case AddImported(users, rules):
                 left_out = await self._administration.add_imported(users, rules)
                 return AclAnswer([{"left_out": text} for text in left_out])
@@ -123,12 +135,12 @@ class Requests:
                     self._observations.clear()
         return AclAnswer()
 
-    def _notes(self, subject: str) -> list[Row]:
-        """Return what may be a mistake in a rule of *subject*."""
+    def _notes(self, what: str, subject: str) -> list[Row]:
+        """Return what may be a mistake in a new rule or quota of *subject*."""
         name = subject.removeprefix("user:")
         if name == subject or name in self._state.users:
             return []
-        return [{"note": f"user {name!r} does not exist; the rule counts as soon as he does"}]
+        return [{"note": f"user {name!r} does not exist; the {what} counts as soon as he does"}]
 
     async def _change_user(self, request: AddUser | SetUser | RemoveUser) -> None:
         administration = self._administration
@@ -189,6 +201,14 @@ class Requests:
             number, begin = number + 1, 0
         return AclAnswer(rows, (number, 0) if not wanted and number < policies.subject_count else None)
 
+    def _list_quotas(self, wanted: str, place: Place) -> AclAnswer:
+        quotas = self._state.policies.quotas
+        if wanted:
+            found = quotas.get(wanted)
+            return AclAnswer([_quota_row(wanted, found)] if found is not None else [])
+        rows = [_quota_row(*each) for each in _page(quotas.items(), place)]
+        return AclAnswer(rows, _next(quotas, place))
+
     def _report(self, place: Place) -> AclAnswer:
         if self._observations is None:
             raise Refused(Reason.NOT_FOUND, "no broker runs on this data directory; only a broker has a report")
@@ -222,18 +242,22 @@ class Requests:
         return AclAnswer(rows)
 
 
-def _page(entries: Any, place: Place) -> list[str]:
+def _page(entries: Iterable[T], place: Place) -> list[T]:
     begin = (place or BEGIN)[0]
     return list(islice(entries, begin, begin + PAGE))
 
 
-def _next(entries: Any, place: Place) -> Place:
+def _next(entries: Sized, place: Place) -> Place:
     begin = (place or BEGIN)[0] + PAGE
     return (begin, 0) if begin < len(entries) else None
 
 
 def _group_row(name: str, groups: tuple[str, ...]) -> Row:
     return {"name": name, "groups": list(groups)}
+
+
+def _quota_row(subject: str, quota: StoredQuota) -> Row:
+    return {"subject": subject, **asdict(quota)}
 
 
 def _key_rows(state: AclState, name: str) -> Iterator[Row]:

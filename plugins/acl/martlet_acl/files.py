@@ -1,4 +1,5 @@
-"""The two files of the data directory: ``config/acl.json`` has users, groups and rules, ``config/acl.secrets`` secrets.
+"""The two files of the data directory: ``config/acl.json`` has users, groups, quotas and rules, ``config/acl.secrets``
+secrets.
 
 Both have the version of the change with which they were written. The secrets are written first, so after a crash the
 rules are of the same version or of the one before. Rules that are older still were put there by somebody: they may
@@ -293,6 +294,13 @@ def policies_in_steps(state: AclState, version: int, secrets: Mapping[str, UserS
             yield
     pieces += [b",".join(entries), b'\n},\n"groups": {']
     entries = [_entry(name, _one_line(groups)) for name, groups in list(policies.members.groups.items())]
+    pieces += [b",".join(entries), b'\n},\n"quotas": {']
+    yield
+    entries = []
+    for subject, quota in list(policies.quotas.items()):
+        entries.append(_entry(subject, _one_line(quota)))
+        if budget.is_over():
+            yield
     pieces += [b",".join(entries), b'\n},\n"rules": {']
     yield
     entries = []

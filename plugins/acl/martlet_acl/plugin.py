@@ -1,4 +1,4 @@
-"""The plugin: authenticates users, decides by rules, and lets administrators change both."""
+"""The plugin: authenticates users, decides by rules, answers quotas, and lets administrators change them."""
 
 import logging
 import os
@@ -18,6 +18,8 @@ from martlet.contracts import (
     Identity,
     Mechanism,
     Question,
+    Quota,
+    QuotaSource,
     Service,
     Subcommand,
 )
@@ -53,7 +55,7 @@ class AclPlugin(Hooks):
 
     @property
     def saved(self) -> SavedState:
-        """Users, groups, rules and secrets; available once there is a broker."""
+        """Users, groups, rules, quotas and secrets; available once there is a broker."""
         assert self._saved is not None
         return self._saved
 
@@ -81,6 +83,14 @@ class AclPlugin(Hooks):
 
     def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
         return (RuleAuthorizer(self.state),)
+
+    def martlet_quotas(self, broker: Broker) -> Sequence[QuotaSource]:
+        return (self._quotas_of,)
+
+    def _quotas_of(self, identity: Identity) -> Sequence[Quota]:
+        """Return the quotas of *identity*; none while rules are only observed, when names may be claimed."""
+        state = self.state()
+        return () if state.observe else state.policies.quotas_of(identity)
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         requests = Requests(self.administration, self.observations, broker.turns.finish)
@@ -162,7 +172,7 @@ class AclPlugin(Hooks):
             self.observations.note_request(event.question, event.verdict, event.protocol)
 
     def statistics(self) -> dict[str, object]:
-        """Return the numbers of users, keys and rules, and what was observed."""
+        """Return the numbers of users, keys, rules and quotas, and what was observed."""
         state = self.state()
         return {
             "mode": "observe" if state.observe else "enforce",
@@ -170,6 +180,7 @@ class AclPlugin(Hooks):
             "groups": len(state.policies.members.groups),
             "keys": len(state.keys),
             "rules": len(state.policies),
+            "quotas": len(state.policies.quotas),
             "version": state.version,
             "observed": self.observations.count,
             **({f"audit_{name}": count for name, count in self._trail.statistics().items()} if self._trail else {}),

@@ -16,6 +16,7 @@ __all__ = [
     "ExplainRequest",
     "ListGroups",
     "ListKeys",
+    "ListQuotas",
     "ListRules",
     "ListUsers",
     "Observe",
@@ -25,10 +26,12 @@ __all__ = [
     "PutRule",
     "RemoveGroup",
     "RemoveKey",
+    "RemoveQuota",
     "RemoveRule",
     "RemoveUser",
     "Report",
     "Request",
+    "SetQuota",
     "SetUser",
     "SwitchKey",
     "decode_request",
@@ -139,6 +142,22 @@ class ListRules(_Request, frozen=True, tag="list rules"):
     place: Place = None
 
 
+class SetQuota(_Request, frozen=True, tag="set quota"):
+    """Other limits than *limits*, which are by name, stay as they are."""
+
+    subject: str
+    limits: dict[str, int | bool] = {}
+
+
+class RemoveQuota(_Request, frozen=True, tag="remove quota"):
+    subject: str
+
+
+class ListQuotas(_Request, frozen=True, tag="list quotas"):
+    subject: str = ""
+    place: Place = None
+
+
 class ExplainRequest(_Request, frozen=True, tag="explain"):
     user: str
     action: str
@@ -177,6 +196,9 @@ Request: TypeAlias = (
     | PutRule
     | RemoveRule
     | ListRules
+    | SetQuota
+    | RemoveQuota
+    | ListQuotas
     | ExplainRequest
     | Observe
     | Report

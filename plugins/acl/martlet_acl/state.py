@@ -22,7 +22,7 @@ class AclState:
     """Everything that the two files say. A change raises `PolicyError` and changes nothing if it is invalid.
 
     Attributes:
-      policies: users, groups and rules; groups and rules may be changed there.
+      policies: users, groups, rules and quotas; all but users may be changed there.
       secrets: by user; change them with `put_user` and `put_secrets`.
       keys: the user of each access key.
       version: of the files that were written or read last; the next ones get the next number.
@@ -127,7 +127,7 @@ class AclState:
             raise
 
     def remove_group(self, name: str) -> None:
-        """Let the group *name* be in no other group, nobody and no group be in it, and let it have no rules."""
+        """Let the group *name* be in no other group, and nobody and no group be in it; remove its rules and quota."""
         members = self.policies.members
         for user, record in list(members.users.items()):
             if name in record.groups:
@@ -135,15 +135,15 @@ class AclState:
         inner = {each: _without(above, name) for each, above in members.groups.items() if name in above}
         self.policies.put_groups(inner)
         self.policies.remove_group(name)
-        self.policies.remove_rules(group_subject(name))
+        self.policies.remove_subject(group_subject(name))
 
     def remove_user(self, name: str) -> None:
-        """Remove the user *name* with his secrets and his rules."""
+        """Remove the user *name* with his secrets, his rules and his quota."""
         self.ended.add(name)
         for access_key in self.secrets.pop(name, NO_SECRETS).keys:
             del self.keys[access_key]
         self.policies.remove_user(name)
-        self.policies.remove_rules(user_subject(name))
+        self.policies.remove_subject(user_subject(name))
 
 
 def _without(groups: tuple[str, ...], name: str) -> tuple[str, ...]:

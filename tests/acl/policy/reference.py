@@ -5,8 +5,9 @@ from itertools import product
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
-from martlet.contracts import Question
+from martlet.contracts import Identity, Question
 from martlet_acl.policy.document import PolicyDocument
+from martlet_acl.policy.quotas import StoredQuota
 from martlet_acl.policy.rules import StoredRule
 
 # Levels of names that filters select: those in the tests, and one that no pattern has.
@@ -20,11 +21,7 @@ def decide(document: PolicyDocument, question: Question) -> bool | None:
     user = document.users.get(name)
     if name and user is not None and (user.disabled or user.administrator):
         return not user.disabled
-    subjects = [
-        "anonymous" if not name else f"user:{name}",
-        *(f"group:{each}" for each in groups_of(document, question)),
-    ]
-    subjects += ["everybody"] if name else []
+    subjects = subjects_of(document, question.identity)
     for level in ("custom", "default"):
         matching: list[tuple[Order, bool]] = []
         for subject in subjects:
@@ -36,10 +33,24 @@ def decide(document: PolicyDocument, question: Question) -> bool | None:
     return None
 
 
-def groups_of(document: PolicyDocument, question: Question) -> set[str]:
+def subjects_of(document: PolicyDocument, identity: Identity) -> list[str]:
+    """The subjects whose rules count for *identity*."""
+    groups = [f"group:{each}" for each in groups_of(document, identity)]
+    return [f"user:{identity.name}", *groups, "everybody"] if identity.name else ["anonymous", *groups]
+
+
+def quotas_of(document: PolicyDocument, identity: Identity) -> dict[str, StoredQuota]:
+    """The quotas that count for *identity*, by group; its own has the empty name."""
+    found = {each: document.quotas[each] for each in subjects_of(document, identity) if each in document.quotas}
+    if f"user:{identity.name}" in found:
+        found.pop("everybody", None)
+    return {each[6:] if each.startswith("group:") else "": quota for each, quota in found.items()}
+
+
+def groups_of(document: PolicyDocument, identity: Identity) -> set[str]:
     """All groups of the user, directly or through other groups."""
-    user = document.users.get(question.identity.name)
-    found = set(question.identity.groups) | set(user.groups if user is not None else ())
+    user = document.users.get(identity.name)
+    found = set(identity.groups) | set(user.groups if user is not None else ())
     while more := {above for group in found for above in document.groups.get(group, ())} - found:
         found |= more
     return found

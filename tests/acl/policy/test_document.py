@@ -16,6 +16,7 @@ from martlet_acl.policy.document import (
     fill_policies,
 )
 from martlet_acl.policy.errors import PolicyError
+from martlet_acl.policy.quotas import StoredQuota
 from martlet_acl.policy.rules import StoredRule
 
 RULE = b'{"resource": "topic:a", "actions": ["get"], "decision": "allow"}'
@@ -26,6 +27,7 @@ def test_a_document_says_all_of_it() -> None:
         b"""{
         "users": {"alice": {"groups": ["shop"]}, "root": {"administrator": true}, "bob": {"disabled": true}},
         "groups": {"shop": ["staff"]},
+        "quotas": {"user:alice": {"messages_in": 10, "refuses": true}, "everybody": {"connections": 3}, "user:bob": {}},
         "rules": {
             "user:alice": {"custom": [
                 {"resource": "topic:orders*", "actions": ["publish"], "decision": "allow", "networks": ["10.0.0.0/8"]}
@@ -43,6 +45,11 @@ def test_a_document_says_all_of_it() -> None:
         {
             "user:alice": StoredPolicies((StoredRule("topic:orders*", ("publish",), "allow", ("10.0.0.0/8",)),)),
             "everybody": StoredPolicies(default=(StoredRule("*", ("get", "list"), "allow"),)),
+        },
+        quotas={
+            "user:alice": StoredQuota(messages_in=10, refuses=True),
+            "everybody": StoredQuota(connections=3),
+            "user:bob": StoredQuota(),
         },
     )
     assert document_of(fill_policies(document)) == document
@@ -62,6 +69,22 @@ def test_a_document_says_all_of_it() -> None:
         (b'{"users": {"a": {"groups": [""]}}}', r"^user a: a group has an empty name"),
         (b'{"groups": {"a": "b"}}', r"^group a: Expected `array`, got `str`"),
         (b'{"groups": {"a": ["b"], "b": ["a"]}}', r"^group a: group 'a' is in itself: a in b in a"),
+        (b'{"quotas": {"alice": {}}}', r"^quota of alice: subject 'alice' is unknown; write user:NAME"),
+        (b'{"quotas": {"group:": {}}}', r"^quota of group : a group has an empty name"),
+        (
+            b'{"quotas": {"user:a": {"messages": 1}}}',
+            r"^quota of user a: Object contains unknown field `messages`",
+        ),
+        (b'{"quotas": {"group:g": {"group": "h"}}}', r"^quota of group g: Object contains unknown field `group`"),
+        (b'{"quotas": {"everybody": 7}}', r"^quota of everybody: Expected `object`, got `int`"),
+        (b'{"quotas": {"anonymous": {"bytes_in": -1}}}', r"^quota of anonymous, bytes_in: Expected `int` >= 0"),
+        (b'{"quotas": {"anonymous": {"bytes_in": 1.5}}}', r"^quota of anonymous, bytes_in: Expected `int`, got `flo"),
+        (b'{"quotas": {"anonymous": {"bytes_in": true}}}', r"^quota of anonymous, bytes_in: Expected `int`, got `boo"),
+        (
+            b'{"quotas": {"user:a": {"bytes_out": 1125899906842625}}}',
+            r"^quota of user a, bytes_out: Expected `int` <= ",
+        ),
+        (b'{"quotas": {"user:a": {"refuses": 1}}}', r"^quota of user a, refuses: Expected `bool`, got `int`"),
         (
             b'{"rules": {"alice": {"custom": [%b]}}}' % RULE,
             r"^rules of alice, custom rule 1: subject 'alice' is unknown",
@@ -139,6 +162,9 @@ def test_a_damaged_document_is_another_one_or_refused(world: object, data: st.Da
                     (
                         "users",
                         "groups",
+                        "quotas",
+                        "messages_in",
+                        "refuses",
                         "rules",
                         "custom",
                         "default",

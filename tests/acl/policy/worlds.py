@@ -1,4 +1,4 @@
-"""Generated users, groups, rules and questions, small enough that they often meet."""
+"""Generated users, groups, rules, quotas and questions, small enough that they often meet."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from martlet.contracts import Identity, Question
 from martlet_acl.policy.document import PolicyDocument, StoredPolicies, StoredUser
+from martlet_acl.policy.quotas import LIMITS, StoredQuota
 from martlet_acl.policy.rules import StoredRule
 
 USERS: Final = ("alice", "b/c", "+", "50%", "é")
@@ -58,6 +59,7 @@ NAMES: Final[Mapping[str, st.SearchStrategy[str]]] = {
     "cluster": st.just(""),
 }
 DECISIONS: Final = ("allow", "deny")
+quotas = st.builds(StoredQuota, **dict.fromkeys(LIMITS[:-1], st.integers(0, 3)), refuses=st.booleans())
 
 
 @st.composite
@@ -78,7 +80,7 @@ def policies_of(draw: st.DrawFn, kind: str, subject: str) -> tuple[StoredRule, .
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[PolicyDocument, list[Question]]:
-    """Users, their groups, groups in later groups, rules of some subjects, and questions, all about one kind."""
+    """Users, their groups, groups in later groups, rules and quotas of some subjects, and questions about one kind."""
     kind = draw(st.sampled_from(("topic", "name", "name", "group", "shared", "cluster")))
     name = draw(st.sampled_from((*USERS, USERS[0], "")))
     further = tuple(draw(st.lists(st.sampled_from(GROUPS), max_size=1)))
@@ -102,6 +104,6 @@ def worlds(draw: st.DrawFn) -> tuple[PolicyDocument, list[Question]]:
         name=NAMES[kind],
         address=st.sampled_from(ADDRESSES),
     )
-    return PolicyDocument({name: record} if name else {}, nesting, stored), draw(
-        st.lists(questions, min_size=8, max_size=8)
-    )
+    limited = draw(st.dictionaries(st.sampled_from((own, *SUBJECTS)), quotas, max_size=4))
+    document = PolicyDocument({name: record} if name else {}, nesting, stored, quotas=limited)
+    return document, draw(st.lists(questions, min_size=8, max_size=8))

@@ -26,7 +26,7 @@ from martlet_acl.config import AclConfig
 from martlet_acl.endpoint import NAME
 from martlet_acl.files import AclFilesError
 from martlet_acl.offline import OfflineFiles, has_files, locked
-from martlet_acl.requests import AclAnswer, ListGroups, ListKeys, ListRules, ListUsers, Report, Request
+from martlet_acl.requests import AclAnswer, ListGroups, ListKeys, ListQuotas, ListRules, ListUsers, Report, Request
 
 __all__ = [
     "Channel",
@@ -42,7 +42,7 @@ __all__ = [
 TIMEOUT_S: Final = 60.0
 RECEIVE_BYTES: Final = 1 << 16
 ROOT: Final = 0
-Listing = ListUsers | ListKeys | ListGroups | ListRules | Report
+Listing = ListUsers | ListKeys | ListGroups | ListRules | ListQuotas | Report
 
 
 class Channel(Protocol):

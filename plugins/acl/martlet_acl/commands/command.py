@@ -1,11 +1,11 @@
-"""``martlet acl``: users, groups of users, access keys and rules."""
+"""``martlet acl``: users, groups of users, access keys, rules and quotas."""
 
 import argparse
 from collections.abc import Callable
 from typing import Any, Final
 
 from martlet.contracts import Subcommand
-from martlet_acl.commands import importing, initial, rules, users
+from martlet_acl.commands import importing, initial, quotas, rules, users
 from martlet_acl.commands.channel import add_directory_options
 from martlet_acl.commands.secret_input import add_password_file
 
@@ -20,6 +20,7 @@ examples:
   martlet acl allow everybody publish 'name:mqtt/{user}/#'  let each user publish below the own name in MQTT
   martlet acl deny everybody all topic:secret               deny what a less exact rule allows
   martlet acl list group:shop                               the rules of a group
+  martlet acl quota set user:alice --messages-in 100        slow her down to 100 messages a second
   martlet acl explain alice publish topic:orders            say whether she may, by which rule, and why
   martlet acl observe report                                what would be refused, and commands that would allow it
   martlet acl import mosquitto-acl FILE --dry-run           show what would become of Mosquitto's acl_file
@@ -39,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _configure_groups(_inner(parser, add, "group", "add, remove or list groups of users"))
     _configure_keys(_inner(parser, add, "key", "add, disable, enable, remove or list access keys"))
     _configure_rules(add)
+    quotas.configure(_inner(parser, add, "quota", "set, remove or list quotas of users and groups"))
     importing.configure(add("import", "add users and rules of another broker's files", importing.add_files))
 
 
@@ -91,7 +93,7 @@ def _configure_users(add: Callable[..., argparse.ArgumentParser]) -> None:
     which.add_argument("--password", action="store_true", help="ask for a new password")
     add_password_file(which)
     which.add_argument("--no-password", action="store_true", help="remove the password")
-    add("remove", "remove a user, with keys and rules", users.remove_user).add_argument(
+    add("remove", "remove a user, with keys, rules and quota", users.remove_user).add_argument(
         "name", metavar="NAME", help=NAME
     )
     for name, text, disabled in (
@@ -108,7 +110,7 @@ def _configure_groups(add: Callable[..., argparse.ArgumentParser]) -> None:
     adding.add_argument(
         "--in", dest="into", metavar="GROUP", action="append", default=[], help="a group that it is in; repeatable"
     )
-    removing = add("remove", "remove a group from all users and groups, with its rules", users.remove_group)
+    removing = add("remove", "remove a group from all users and groups, with its rules and quota", users.remove_group)
     removing.add_argument("name", metavar="NAME", help=NAME)
     add("list", "list groups that are in other groups", users.list_groups, as_json=True)
 
@@ -135,7 +137,7 @@ def _configure_keys(add: Callable[..., argparse.ArgumentParser]) -> None:
 def _configure_rules(add: Callable[..., argparse.ArgumentParser]) -> None:
     for decision in ("allow", "deny"):
         putting = add(decision, f"{decision} actions on a resource", rules.put_rule, decision=decision)
-        _add_subject(putting)
+        rules.add_subject(putting)
         putting.add_argument(
             "actions", metavar="ACTION[,ACTION]", help="publish, subscribe, create, update, delete, get, list or all"
         )
@@ -147,7 +149,7 @@ def _configure_rules(add: Callable[..., argparse.ArgumentParser]) -> None:
     listing = add("list", "list rules", rules.list_rules, as_json=True)
     listing.add_argument("subject", metavar="SUBJECT", nargs="?", help="only those of this subject")
     removing = add("remove", "remove the rule of a subject on a resource", rules.remove_rule)
-    _add_subject(removing)
+    rules.add_subject(removing)
     removing.add_argument("resource", metavar="RESOURCE", help="as the rule has it")
     _add_default(removing, "remove the default rule")
     explaining = add("explain", "say what a user may do, and which rule decides", rules.explain, as_json=True)
@@ -170,10 +172,6 @@ def _configure_rules(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
 
 
-def _add_subject(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("subject", metavar="SUBJECT", help="user:NAME, group:NAME, everybody or anonymous")
-
-
 def _add_default(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--default", action="store_true", help=text)
 
@@ -183,4 +181,6 @@ def run(arguments: Any) -> int:
     return code
 
 
-COMMAND: Final = Subcommand("acl", "manage users, groups of users, access keys and rules of a broker", configure, run)
+COMMAND: Final = Subcommand(
+    "acl", "manage users, groups of users, access keys, rules and quotas of a broker", configure, run
+)

@@ -1,6 +1,8 @@
 """``martlet acl allow``, ``deny``, ``list``, ``remove``, ``explain`` and ``observe``."""
 
+import argparse
 import sys
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -10,10 +12,15 @@ from martlet_acl.commands.channel import Channel, opened, rows_of
 from martlet_acl.policy.policies import PolicyLevel
 from martlet_acl.requests import ExplainRequest, ListRules, Observe, PutRule, RemoveRule, Report
 
-__all__ = ["explain", "list_rules", "observe", "put_rule", "remove_rule"]
+__all__ = ["add_subject", "explain", "list_rules", "observe", "print_notes", "put_rule", "remove_rule"]
 
 RULE_HEADS: Final = ("subject", "level", "decision", "actions", "resource", "networks")
 CONSIDERED_HEADS: Final = (*RULE_HEADS, "outcome")
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names a subject."""
+    parser.add_argument("subject", metavar="SUBJECT", help="user:NAME, group:NAME, everybody or anonymous")
 
 
 def put_rule(arguments: Any) -> int:
@@ -22,11 +29,16 @@ def put_rule(arguments: Any) -> int:
     rule = PutRule(arguments.subject, arguments.decision, actions, arguments.resource, tuple(arguments.networks), level)
     with opened(arguments) as channel:
         answer = channel.ask(rule)
-    for row in answer.rows:
-        print(f"note: {row['note']}", file=sys.stderr)
+    print_notes(answer.rows)
     where = f" from {', '.join(rule.networks)}" if rule.networks else ""
     print(f"{rule.subject}, {level}: {rule.decision} {', '.join(actions)} on {rule.resource}{where}")
     return Exit.OK
+
+
+def print_notes(rows: Iterable[Mapping[str, object]]) -> None:
+    """Print what the answer to a change says may be a mistake."""
+    for row in rows:
+        print(f"note: {row['note']}", file=sys.stderr)
 
 
 def remove_rule(arguments: Any) -> int:

@@ -74,7 +74,7 @@ def switch_user(arguments: Any) -> int:
 def remove_user(arguments: Any) -> int:
     with opened(arguments) as channel:
         channel.ask(RemoveUser(arguments.name))
-    print(f"user {arguments.name} was removed, with keys and rules")
+    print(f"user {arguments.name} was removed, with keys, rules and quota")
     return Exit.OK
 
 
@@ -132,7 +132,7 @@ def add_group(arguments: Any) -> int:
 def remove_group(arguments: Any) -> int:
     with opened(arguments) as channel:
         channel.ask(RemoveGroup(arguments.name))
-    print(f"group {arguments.name} was removed, with its rules; nobody is in it")
+    print(f"group {arguments.name} was removed, with its rules and quota; nobody is in it")
     return Exit.OK
 
 

@@ -1,7 +1,8 @@
-"""The stored form of users, groups and rules, as JSON:
+"""The stored form of users, groups, quotas and rules, as JSON:
 
     {"users": {"alice": {"groups": ["shop"]}},
      "groups": {"shop": ["staff"]},
+     "quotas": {"group:shop": {"messages_in": 100}},
      "rules": {"user:alice": {"custom": [{"resource": "topic:orders*", "actions": ["publish"], "decision": "allow"}]}}}
 
 An error names its place, such as ``rules of user alice, custom rule 3, networks``. A function *note* is called with
@@ -19,6 +20,7 @@ from msgspec import Raw, Struct
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
+from martlet_acl.policy.quotas import StoredQuota
 from martlet_acl.policy.rules import StoredRule, parse_rule
 from martlet_acl.policy.subjects import show_subject
 
@@ -77,6 +79,7 @@ class PolicyDocument(Struct, frozen=True, omit_defaults=True):
     Args:
       users: by name.
       groups: by name, the groups that the group is in.
+      quotas: by subject.
       rules: by subject.
       version: increases with each change; 0 if somebody wrote the document by hand.
       observe: report what the rules would refuse, and refuse nothing.
@@ -87,6 +90,7 @@ class PolicyDocument(Struct, frozen=True, omit_defaults=True):
     rules: dict[str, StoredPolicies] = {}
     version: int = 0
     observe: bool = False
+    quotas: dict[str, StoredQuota] = {}
 
 
 @final
@@ -95,6 +99,7 @@ class _RawDocument(Struct, frozen=True, forbid_unknown_fields=True):
     observe: bool = False
     users: dict[str, Raw] = {}
     groups: dict[str, Raw] = {}
+    quotas: dict[str, Raw] = {}
     rules: dict[str, Raw] = {}
 
 
@@ -111,6 +116,7 @@ def decode_document(data: bytes, note: Note = raise_problem) -> PolicyDocument:
         decode_each(outer.rules, StoredPolicies, _place_of_subject, note),
         outer.version,
         outer.observe,
+        decode_each(outer.quotas, StoredQuota, _place_of_quota, note),
     )
 
 
@@ -147,6 +153,11 @@ def fill_policies(document: PolicyDocument, note: Note = raise_problem) -> Polic
         policies.put_groups(document.groups)
     except PolicyError as error:
         note(error)
+    for subject, quota in document.quotas.items():
+        try:
+            policies.quotas.put(subject, quota)
+        except PolicyError as error:
+            note(error.inside(_place_of_quota(subject)))
     for subject, stored in document.rules.items():
         for level in LEVELS:
             _put_rules(policies, subject, level, stored.of(level), note)
@@ -160,7 +171,7 @@ def document_of(policies: Policies) -> PolicyDocument:
         name: StoredUser(user.groups, user.administrator, user.disabled)
         for name, user in policies.members.users.items()
     }
-    return PolicyDocument(users=users, groups=dict(policies.members.groups), rules=rules)
+    return PolicyDocument(users, dict(policies.members.groups), rules, quotas=dict(policies.quotas.items()))
 
 
 def stored_policies(policies: Policies, subject: str) -> StoredPolicies:
@@ -215,6 +226,10 @@ def _show_path(path: str) -> list[str]:
         elif part["number"]:
             shown.append(f"number {int(part['number']) + 1}")
     return shown
+
+
+def _place_of_quota(subject: str) -> str:
+    return f"quota of {show_subject(subject)}"
 
 
 def _place_of_subject(subject: str) -> str:

@@ -1,15 +1,16 @@
-"""All rules of all subjects, and the decisions."""
+"""All rules and quotas of all subjects, and the decisions."""
 
 from collections.abc import Iterable, Iterator, KeysView, Mapping
 from typing import Final, Literal, TypeAlias, final, get_args
 
 from msgspec import Struct
 
-from martlet.contracts import Identity, Network, Question, Verdict
+from martlet.contracts import Identity, Network, Question, Quota, Verdict
 from martlet_acl.policy.asked import Asked
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import Memberships, UserRecord
 from martlet_acl.policy.policy import Policy, Precedence, precedence_of
+from martlet_acl.policy.quotas import SubjectQuotas
 from martlet_acl.policy.resources import Resource, expand, levels_of_user
 from martlet_acl.policy.rules import Rule
 from martlet_acl.policy.subjects import (
@@ -54,15 +55,16 @@ class Standing(Struct, frozen=True):
 
 @final
 class Policies:
-    """Users, groups and rules; a `martlet.contracts.Decider`.
+    """Users, groups, rules and quotas; a `martlet.contracts.Decider`.
 
-    After a change, call `Rules.changed` of the broker: it remembers decisions.
+    After a change, call `Rules.changed` of the broker: it remembers decisions and quotas.
     """
 
-    __slots__ = ("_count", "_generation", "_networks", "_standings", "_subjects", "members")
+    __slots__ = ("_count", "_generation", "_networks", "_standings", "_subjects", "members", "quotas")
 
     def __init__(self) -> None:
         self.members = Memberships()  # to read; change it by the methods below
+        self.quotas = SubjectQuotas()
         self._subjects: dict[str, tuple[Policy, Policy]] = {}
         self._networks: dict[Network, int] = {}  # how many rules name it
         self._standings: dict[tuple[str, tuple[str, ...]], Standing] = {}
@@ -97,7 +99,7 @@ class Policies:
         self._generation += 1
 
     def remove_user(self, name: str) -> None:
-        """Remove a user, who keeps his rules: `remove_rules` removes them."""
+        """Remove a user, who keeps his rules: `remove_subject` removes them."""
         self.members.users.pop(name, None)
         self._generation += 1
 
@@ -154,6 +156,15 @@ class Policies:
         if not any(policies):
             del self._subjects[subject]
         return old
+
+    def quotas_of(self, identity: Identity) -> list[Quota]:
+        """Return the quotas of *identity*, a `martlet.contracts.QuotaSource`: its own, and those of all its groups."""
+        return self.quotas.of(subjects_of(self.members, identity)) if self.quotas else []
+
+    def remove_subject(self, subject: str) -> None:
+        """Remove the rules and the quota of *subject*."""
+        self.quotas.remove(subject)
+        self.remove_rules(subject)
 
     def remove_rules(self, subject: str) -> None:
         """Remove all rules of *subject*."""
@@ -228,7 +239,7 @@ class Policies:
 
 
 def subjects_of(members: Memberships, identity: Identity) -> list[str]:
-    """Return the subjects whose rules concern *identity*, which count alike."""
+    """Return the subjects whose rules and quotas concern *identity*: itself, its groups, everybody."""
     groups = [group_subject(group) for group in members.groups_of(identity.name, identity.groups)]
     if not identity.name:
         return [ANONYMOUS, *groups]

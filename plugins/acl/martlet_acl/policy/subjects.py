@@ -14,6 +14,7 @@ __all__ = [
     "check_group_name",
     "check_key_name",
     "check_user_name",
+    "group_of",
     "group_subject",
     "parse_subject",
     "show_subject",
@@ -35,6 +36,12 @@ def user_subject(name: str) -> str:
 def group_subject(name: str) -> str:
     """Return the subject for the group *name*."""
     return f"group:{name}"
+
+
+def group_of(subject: str) -> str:
+    """Return the name of the group that *subject* is; empty if it is none."""
+    kind, _, name = subject.partition(":")
+    return name if kind == "group" else ""
 
 
 def show_subject(subject: str) -> str:
