@@ -1,15 +1,17 @@
 """Who may publish, subscribe and receive what: asked for each filter and each name, on every path."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from tests.mqtt.users import Users, closed_broker
-from tests.wire_clients.mqtt import V4, V5, MqttBroker, MqttClient
+from tests.wire_clients.mqtt import V4, V5, MqttBroker, MqttClient, mqtt_broker
+from trio.testing import MockClock
 
-from martlet.contracts import Identity
+from martlet.contracts import Identity, Network, Question, Verdict
 from martlet.sessions.session import Session
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
@@ -113,6 +115,37 @@ async def test_a_will_is_asked_about_again_when_it_is_published(room: Room) -> N
         await talk.closed()
         await watcher.publish("fence", b"fence", 1)
         assert await watcher.payloads(len(expected) + 1) == [*expected, b"fence"]
+
+
+@pytest.mark.parametrize("groups", [(), ("staff", "night")])
+@pytest.mark.parametrize("delay_s", [0, 1])
+async def test_a_will_is_asked_about_as_its_client_is(
+    tmp_path: Path, autojump_clock: MockClock, groups: tuple[str, ...], delay_s: int
+) -> None:
+    """By the groups of its token, and the address that it came from."""
+    asked: list[Question] = []
+
+    class Decider:
+        networks: Collection[Network] = ()
+
+        def decide(self, question: Question) -> Verdict:
+            if question.name == "mqtt/gone":
+                asked.append(question)
+            return Verdict(allowed=True)
+
+    async with mqtt_broker(tmp_path) as mqtt:
+        mqtt.broker.authentication.authenticators = (lambda credentials, origin: Identity("ann", groups, 1 << 50),)
+        mqtt.broker.authorizers = (Decider(),)
+        will = Will("gone", b"will", properties=Properties({Property.WILL_DELAY: delay_s}))
+        talk = await mqtt.connect("c", V5, user_name="ann", password=b"ann", will=will, expiry_s=100)
+        mqtt.broker.rules.changed()
+        talk.hang_up()
+        await talk.closed()
+        await trio.sleep(2)
+    assert len(asked) == 2
+    assert asked[0].address
+    assert asked[1].address == asked[0].address
+    assert [(each.identity.name, each.identity.groups) for each in asked] == [("ann", groups)] * 2
 
 
 # to publish

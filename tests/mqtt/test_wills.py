@@ -15,12 +15,26 @@ from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.session import wills
 from martlet_mqtt.wire.codes import V5, ReasonCode
+from martlet_mqtt.wire.errors import MqttError
 from martlet_mqtt.wire.packets import Connect, Disconnect, FilterSubscription, Will
 from martlet_mqtt.wire.properties import Properties, Property
 
 SMALL = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)
 DATA = Path("/data")
 NO_SPACE = "the disk is full"
+
+
+@pytest.mark.parametrize("publisher", [("", ()), ("10.1.2.3", ()), ("::1", ("staff", "\u00e9"))])
+def test_a_stored_will_has_its_publisher(publisher: tuple[str, tuple[str, ...]]) -> None:
+    found = wills.decode_will(wills.encode_will(later(5), *publisher))
+    assert (found.delay_s, found.packet.topic, found.packet.payload) == (5, "will", b"gone")
+    assert (found.address, found.groups) == publisher
+
+
+@pytest.mark.parametrize("trailer", [b"\xc1", b"\x91\x05", b"\x92\xa1a", b"\x92\xa1\xff\x90", b"\x90\x90"])
+def test_a_stored_will_with_a_damaged_publisher_is_refused(trailer: bytes) -> None:
+    with pytest.raises(MqttError, match="publisher"):
+        wills.decode_will(wills.encode_will(later(5)) + trailer)
 
 
 def later(delay_s: int) -> Will:

@@ -206,7 +206,7 @@ class Handshake:
                 raise MqttError(text, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # [MQTT-3.1.3-8]
             client_id = f"{AUTOMATIC}{context.broker.ids.unique()}"
             connect = replace(connect, client_id=client_id)
-        will = check_will(context, gate, connect.will) if connect.will is not None else b""
+        will = check_will(context, gate, connect.will, origin.address) if connect.will is not None else b""
         expiry_s, keep_alive_s = expiry_of(connect, context.config), keep_alive_of(connect, context.config)
         final = self._login.final if self._login is not None else NO_PROPERTIES
         properties = connack_properties(connect, context, keep_alive_s, expiry_s, final, is_assigned)

@@ -2,17 +2,22 @@
 
 A will is stored in its client's session, so that it is published even after a crash of the broker. The broker publishes
 it in one atomic group with the note that removes it from the session.
+
+Whether it may be published is asked when that happens: as its client would ask, so the session also has the client's
+address, and the groups that its token named.
 """
 
 import math
 from heapq import heapify, heappop, heappush
 from typing import Final, final
 
+import msgspec
 import trio
+from msgspec import Struct
 from msgspec.structs import replace
 
 from martlet.access import Gate
-from martlet.contracts import Identity
+from martlet.contracts import Identity, LoginOrigin
 from martlet.errors import Reason, Refused, StoreError
 from martlet.runtime.steps import Budget, Steps
 from martlet.sessions.journal_codec import SessionState
@@ -23,11 +28,11 @@ from martlet_mqtt.shared.context import PROTOCOL, Context
 from martlet_mqtt.shared.storing import check_response_topic, check_retain, store
 from martlet_mqtt.wire.codec import decode_packet, encode_packet, packet_bytes
 from martlet_mqtt.wire.codes import V5, ReasonCode
-from martlet_mqtt.wire.errors import MqttError
+from martlet_mqtt.wire.errors import Malformed, MqttError
 from martlet_mqtt.wire.packets import Publish, Will
 from martlet_mqtt.wire.properties import Property, decode_varint, encode_varint
 
-__all__ = ["Wills", "check_will", "decode_will", "encode_will"]
+__all__ = ["StoredWill", "Wills", "check_will", "decode_will", "encode_will"]
 
 AGAIN_S: Final = 10.0
 NO_HOST: Final = bytes(8)
@@ -40,8 +45,23 @@ STEPS_A_LOOK: Final = 4
 SPARE: Final = 1000
 
 
-def check_will(context: Context, gate: Gate, will: Will) -> bytes:
-    """Check *will*; return its encoding for the session.
+@final
+class StoredWill(Struct, frozen=True):
+    """The will in a session: its delay, the packet to publish, and who publishes it from where."""
+
+    delay_s: int
+    packet: Publish
+    address: str = ""
+    groups: tuple[str, ...] = ()
+
+
+class _Publisher(Struct, array_like=True):
+    address: str = ""
+    groups: tuple[str, ...] = ()
+
+
+def check_will(context: Context, gate: Gate, will: Will, address: str) -> bytes:
+    """Check *will* of a client at *address*; return its encoding for the session.
 
     Raises:
       Refused: the client of *gate* may not publish the will.
@@ -57,7 +77,7 @@ def check_will(context: Context, gate: Gate, will: Will) -> bytes:
         name = context.names.find(will.topic)
         gate.check_message(name.topic, name.properties[1])
         record_of(packet, name, 0)
-    data, limit = encode_will(will), context.broker.sessions.quota.data_bytes_max
+    data, limit = encode_will(will, address, gate.identity.groups), context.broker.sessions.quota.data_bytes_max
     if len(data) > limit:
         text = f"the will takes {len(data)} bytes; a session has room for {limit}"
         raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
@@ -69,15 +89,16 @@ def _packet(will: Will) -> Publish:
     return Publish(will.topic, will.payload, will.qos, will.retain, False, 1 if will.qos else 0, properties)
 
 
-def encode_will(will: Will) -> bytes:
-    """Return the encoding of *will* for the session: its delay in seconds, and the packet to publish."""
+def encode_will(will: Will, address: str = "", groups: tuple[str, ...] = ()) -> bytes:
+    """Return the encoding of *will* for the session: its delay in seconds, the packet to publish, and its publisher."""
     packet = _packet(will)
     delay_s = will.properties.number(Property.WILL_DELAY, 0)
-    return encode_varint(min(delay_s, (1 << 28) - 1)) + encode_packet(packet, V5)
+    publisher = msgspec.msgpack.encode(_Publisher(address, groups)) if address or groups else b""
+    return encode_varint(min(delay_s, (1 << 28) - 1)) + encode_packet(packet, V5) + publisher
 
 
-def decode_will(data: bytes) -> tuple[int, Publish]:
-    """Return the delay in seconds and the packet of `encode_will`. Raises `MqttError`."""
+def decode_will(data: bytes) -> StoredWill:
+    """Return what `encode_will` has encoded. Raises `MqttError`."""
     delay_s, at = decode_varint(data, 0)
     end = at + packet_bytes(data, at)
     head = at + 2
@@ -85,7 +106,11 @@ def decode_will(data: bytes) -> tuple[int, Publish]:
         head += 1
     packet = decode_packet(data[at], data[head:end], V5)
     assert isinstance(packet, Publish)
-    return delay_s, packet
+    try:
+        publisher = msgspec.msgpack.decode(data[end:], type=_Publisher) if data[end:] else _Publisher()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Malformed(f"the publisher of a will is damaged; {error}") from error
+    return StoredWill(delay_s, packet, publisher.address, publisher.groups)
 
 
 @final
@@ -110,9 +135,11 @@ class Wills:
         Raises:
           Refused: the store accepts nothing at the moment.
         """
-        gate = self._context.broker.gate(Identity(owner))
         try:
-            self._store(gate, client_id, data, changes)
+            will = decode_will(data)
+            origin = LoginOrigin(will.address, PROTOCOL)
+            gate = self._context.broker.gate(Identity(owner, will.groups), origin)
+            self._store(gate, client_id, will.packet, changes)
         except (MqttError, Refused) as error:
             if isinstance(error, Refused) and error.reason in (Reason.BUSY, Reason.UNAVAILABLE):
                 raise
@@ -128,8 +155,8 @@ class Wills:
         self._overdue[client_id] = True
         self.publish_later(client_id, AGAIN_S)  # looks whether the commit failed
 
-    def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges) -> None:
-        context, (_, packet) = self._context, decode_will(data)
+    def _store(self, gate: Gate, client_id: str, packet: Publish, changes: JointChanges) -> None:
+        context = self._context
         if is_state(packet.topic):
             context.bridges.publish(gate, client_id, packet.topic, packet.payload, retain=packet.retain)
             changes.store()
@@ -335,7 +362,7 @@ def _delay_of(kept: Session | SessionState) -> float:
 
 def _delay_in(data: bytes) -> int:
     try:
-        return decode_will(data)[0]
+        return decode_will(data).delay_s
     except MqttError:
         return 0
 
