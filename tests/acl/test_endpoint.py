@@ -12,7 +12,7 @@ import pytest
 import trio
 from tests.acl.brokers import AclBroker, acl_broker, write_files
 
-from martlet.contracts import Identity
+from martlet.contracts import Identity, LoginOrigin
 from martlet.errors import Refused
 from martlet.net.unix_sockets import connect_unix, listen_unix
 from martlet_acl import endpoint
@@ -294,6 +294,31 @@ async def test_the_report_has_commands_that_allow_what_was_observed(talk: Talk, 
     ]
     assert await talk.ask("observe", observe=True) == {}
     assert await talk.rows("report") == []
+
+
+async def test_suggested_commands_do_not_undo_each_other_or_other_rules(talk: Talk, broker: AclBroker) -> None:
+    """A rule replaces the one of the same subject on the same resource."""
+    put = {"subject": "user:alice", "resource": "topic:b", "networks": ["10.0.0.0/8"]}
+    await talk.ask("put rule", **put, decision="allow", actions=["create", "get"])
+    await talk.ask("put rule", **{**put, "resource": "topic:d"}, decision="deny", actions=["subscribe"])
+    await talk.ask("observe", observe=True)
+    alice, anonymous = (broker.broker.gate(Identity(name), LoginOrigin("192.0.2.1")) for name in ("alice", ""))
+    for gate, action, name in (
+        (alice, "publish", "b"),
+        (alice, "subscribe", "b"),
+        (alice, "publish", "d"),
+        (anonymous, "publish", "b"),
+        (anonymous, "get", "b"),
+    ):
+        gate.check(action, name)  # type: ignore[arg-type]
+    rows = await talk.rows("report")
+    assert list(dict.fromkeys(row["command"] for row in rows)) == [
+        "martlet acl allow anonymous publish,get topic:b",
+        "martlet acl allow user:alice publish topic:d --default",
+        "martlet acl allow user:alice publish,subscribe,create,get topic:b --from 10.0.0.0/8 --from 192.0.2.1",
+    ]
+    await talk.ask("put rule", **{**put, "resource": "topic:d", "level": "default"}, decision="deny", actions=["get"])
+    assert next(row["command"] for row in await talk.rows("report") if row["name"] == "d") == ""
 
 
 async def test_a_suggested_command_allows_what_was_observed(talk: Talk, broker: AclBroker) -> None:

@@ -49,7 +49,7 @@ from martlet_acl.requests import (
     SwitchKey,
 )
 from martlet_acl.state import AclState
-from martlet_acl.suggestions import suggestion
+from martlet_acl.suggestions import Suggestions
 
 __all__ = ["Requests"]
 
@@ -214,9 +214,8 @@ class Requests:
             raise Refused(Reason.NOT_FOUND, "no broker runs on this data directory; only a broker has a report")
         begin = (place or BEGIN)[0]
         found = self._observations.report()
-        rows = [
-            {**asdict(each), "command": suggestion(self._state, each)} for each in found[begin : begin + REPORT_PAGE]
-        ]
+        suggestions = Suggestions(self._state, found)
+        rows = [{**asdict(each), "command": suggestions.of(each)} for each in found[begin : begin + REPORT_PAGE]]
         begin += REPORT_PAGE
         return AclAnswer(rows, (begin, 0) if begin < len(found) else None)
 

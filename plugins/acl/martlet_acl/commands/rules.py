@@ -125,7 +125,7 @@ def _report(arguments: Any, channel: Channel) -> int:
     if not rows:
         print("nothing would have been refused since the broker started, or since observing began")
         return Exit.OK
-    heads = ("subject", "action", "resource", "count", "first", "last", "reason")
+    heads = ("subject", "action", "resource", "count", "protocol", "address", "first", "last", "reason")
     print(table(heads, [_observed(row) for row in rows]))
     commands = dict.fromkeys(row["command"] for row in rows if row["command"])
     print("\nThese commands would allow it; run those that you want:")
@@ -138,4 +138,5 @@ def _observed(row: dict[str, Any]) -> list[object]:
     resource = f"{row['kind']}:{row['name']}" if row["kind"] not in ("", "cluster") else row["kind"] or row["name"]
     times = (datetime.fromtimestamp(row[each] / 1000).isoformat(" ", "seconds") for each in ("first_ms", "last_ms"))
     subject = row["subject"] or "anonymous"
-    return [subject, row["action"], resource, row["count"], *times, row["rule"] or row["reason"]]
+    from_where = row["protocol"], row["address"]  # of the last one
+    return [subject, row["action"], resource, row["count"], *from_where, *times, row["rule"] or row["reason"]]

@@ -122,6 +122,11 @@ class Policies:
         policies = self._subjects.get(subject)
         return policies[LEVELS.index(level)].all() if policies is not None else []
 
+    def rule_on(self, subject: str, level: PolicyLevel, resource: str) -> Rule | None:
+        """Return the rule of *subject* on *resource*, as the rule has it; None if there is none."""
+        policies = self._subjects.get(subject)
+        return policies[LEVELS.index(level)].get(resource) if policies is not None else None
+
     def put_rule(self, subject: str, level: PolicyLevel, rule: Rule) -> None:
         """Add *rule*, which replaces the one about the same resource. Raises `PolicyError`."""
         policies = self._subjects.get(subject)
