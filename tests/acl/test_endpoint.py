@@ -115,6 +115,27 @@ async def test_wrong_requests_are_answered_and_the_connection_goes_on(talk: Talk
     assert "Expected `str | null`, got `int`" in answer["error"]
 
 
+@pytest.mark.parametrize("place", [[-1, 0], [0, -1], [-5, -5], [(1 << 53) + 1, 0], [1 << 80, 0], ["0", 0]])
+async def test_a_place_that_is_none_is_refused(talk: Talk, place: list[object]) -> None:
+    for request in ("list users", "list groups", "list keys", "list rules", "report"):
+        assert (await talk.ask(request, place=place))["reason"] == "malformed"
+    assert len((await talk.ask("list users"))["rows"]) == 2
+
+
+async def test_a_place_after_the_end_has_no_rows(talk: Talk) -> None:
+    for request in ("list users", "list groups", "list keys", "list rules", "report"):
+        assert await talk.ask(request, place=[1 << 53, 7]) == {}
+
+
+async def test_a_bug_costs_only_the_request(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("martlet_acl.answering._levels_and_rules", lambda policies, subject: 1 / 0)
+    assert "bug" in (await talk.ask("list rules"))["error"]
+    assert len((await talk.ask("list users"))["rows"]) == 2
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_no_answer_shows_a_secret(talk: Talk) -> None:
     hidden = "hush, a secret"
     answers = [

@@ -100,10 +100,12 @@ class Endpoint:
 
     async def _answer_line(self, line: bytes) -> AclAnswer:
         try:
-            request = decode_request(line)
+            return await self._answer(decode_request(line))
         except Refused as refused:
             return AclAnswer(error=str(refused), reason=refused.reason.value)
-        return await self._answer(request)
+        except Exception:  # a bug in one request must not cost the other connections
+            log.exception("a request on %s was not answered because of a bug", self._path)
+            return AclAnswer(error="the broker has a bug; see its log")
 
 
 async def _send(stream: trio.SocketStream, answer: AclAnswer) -> None:

@@ -1,9 +1,9 @@
 """Requests of the owner of the data directory: each is a line of JSON on the socket of a broker."""
 
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from martlet.errors import Reason, Refused
 from martlet_acl.imports.findings import ImportedRule, ImportedUser
@@ -38,7 +38,8 @@ __all__ = [
 ]
 
 # Where the next page of a list begins: the number of an entry, and of a row inside it; None after the last page.
-Place: TypeAlias = tuple[int, int] | None
+_Number: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
+Place: TypeAlias = tuple[_Number, _Number] | None
 
 
 class AclAnswer(Struct, omit_defaults=True):
