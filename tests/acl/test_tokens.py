@@ -53,13 +53,12 @@ class File:
         return self.data
 
 
-def admit(name: str) -> None:
-    if name == "eve":
-        raise Refused(Reason.CREDENTIALS, "user 'eve' is disabled")
+def refusal_of(name: str) -> Refused | None:
+    return Refused(Reason.CREDENTIALS, "user 'eve' is disabled") if name == "eve" else None
 
 
 def made(*keys: dict[str, Any], clock: Now | None = None) -> Tokens:
-    return Tokens(CONFIG, clock or Now(), admit, File(*(keys or map(jwk, PRIVATE))))
+    return Tokens(CONFIG, clock or Now(), refusal_of, File(*(keys or map(jwk, PRIVATE))))
 
 
 def token(key: str = "r", headers: dict[str, Any] | None = None, **changes: Any) -> bytes:
@@ -102,6 +101,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sub": None}, "claim 'sub' of the token is no name"),
     ({"sub": ""}, "claim 'sub' of the token is no name"),
     ({"sub": "x" * 256}, "claim 'sub' of the token is no name"),
+    ({"sub": "a\x00b"}, "claim 'sub' of the token is no name"),
+    ({"sub": "a\ud800"}, "claim 'sub' of the token is no name"),
+    ({"groups": ["staff", ""]}, "claim 'groups' of the token is no list"),
+    ({"groups": ["a\ud800"]}, "claim 'groups' of the token is no list"),
     ({"groups": {"a": 1}}, "claim 'groups' of the token is no list"),
     ({"groups": [1]}, "claim 'groups' of the token is no list"),
     ({"groups": ["g"] * 101}, "claim 'groups' of the token is no list"),
@@ -136,9 +139,19 @@ def test_a_wrong_signature_another_algorithm_and_an_unknown_key_are_refused() ->
 
 def test_a_user_who_may_not_log_in_is_refused() -> None:
     signed = token(sub="eve")
-    assert refused(lambda: made().check(Password("", signed))) == "user 'eve' is disabled"
+    check = made().check(Password("", signed))
+    assert refused(check.check) == "user 'eve' is disabled"
+    assert check.verifier != made().check(Password("", token())).verifier  # so that no proof kept before counts
     message = b"n,,\x01auth=Bearer " + signed + b"\x01\x01"
     assert refused(lambda: made().exchange()(message)) == "user 'eve' is disabled"
+
+
+def test_who_makes_a_token_up_does_not_learn_who_is_disabled() -> None:
+    for name in ("eve", "ann"):
+        signed = token(sub=name)[:-8] + b"AAAAAAAA"
+        message = b"n,,\x01auth=Bearer " + signed + b"\x01\x01"
+        for call in (made().check(Password("", signed)).check, partial(made().exchange(), message)):
+            assert refused(call) == "signature of the token is wrong, or its key is unknown"
 
 
 def test_another_user_name_than_the_tokens_is_refused() -> None:
@@ -171,7 +184,7 @@ def test_another_message_than_oauthbearers_is_refused(message: bytes) -> None:
 
 def test_keys_are_loaded_again_and_a_withdrawn_one_ends_kept_proofs() -> None:
     file = File(jwk("r"), jwk("e"))
-    tokens = Tokens(CONFIG, Now(), admit, file)
+    tokens = Tokens(CONFIG, Now(), refusal_of, file)
     before = tokens.check(Password("", token()))
     before.check()
     assert not tokens.load()
@@ -200,11 +213,11 @@ def test_keys_are_loaded_again_and_a_withdrawn_one_ends_kept_proofs() -> None:
 )
 def test_a_file_that_cannot_be_used_is_an_error_of_the_configuration(keys: list[dict[str, Any]], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        Tokens(CONFIG, Now(), admit, File(*keys))
+        Tokens(CONFIG, Now(), refusal_of, File(*keys))
 
 
 @pytest.mark.parametrize("key", ["token_issuer", "token_audience", "token_user_claim"])
 def test_issuer_and_audience_are_required(key: str) -> None:
     fields = {"jwks": "x", "token_issuer": "i", "token_audience": "a", key: ""}
     with pytest.raises(ConfigError, match=f"acl.{key} is empty"):
-        Tokens(TokenConfig(**fields), Now(), admit, File(jwk("r")))
+        Tokens(TokenConfig(**fields), Now(), refusal_of, File(jwk("r")))

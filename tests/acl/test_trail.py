@@ -154,3 +154,9 @@ async def test_while_it_observes_a_wrong_token_is_noted(tmp_path: Path) -> None:
             assert await broker.mqtt_login("zoe", password, f"c{number}") is not None
         assert {each.action for each in broker.plugin.observations.report()} == {"login"}
         assert broker.plugin.observations.count == 2
+
+
+async def test_while_it_observes_the_token_of_a_disabled_user_is_noted(tmp_path: Path) -> None:
+    async with with_tokens(tmp_path, observe=True) as broker:
+        assert await broker.mqtt_login("", token_of(broker, "eve")) is not None
+        assert [each.reason for each in broker.plugin.observations.report()] == ["user 'eve' is disabled"]

@@ -69,7 +69,7 @@ class AclPlugin(Hooks):
         self._trail = self._begin_audit(broker) if self._config.audit_file else None
         note = self._trail.note_change if self._trail is not None else _note_nothing
         self.administration = Administration(saved, broker.ids.key, self._config.password_cost, note, self._may_change)
-        self._tokens = Tokens(self._config, broker.clock, self._admit) if self._config.jwks else None
+        self._tokens = Tokens(self._config, broker.clock, self._refusal_of) if self._config.jwks else None
         broker.stats.add("acl", self.statistics)
         broker.rules.listeners.append(self._note_event)
         return {AccessControl: self.administration}
@@ -151,11 +151,11 @@ class AclPlugin(Hooks):
         except MartletError as error:
             log.error("the topic %r of the audit trail cannot be written; %s", topic, error)
 
-    def _admit(self, name: str) -> None:
-        """Raise `Refused` if the user *name* of a token is disabled; it need not exist."""
+    def _refusal_of(self, name: str) -> Refused | None:
+        """Return why the user *name* of a token may not log in; he need not exist."""
         user = self.state().users.get(name)
-        if user is not None and user.disabled and not self.state().observe:
-            raise Refused(Reason.CREDENTIALS, f"user {name!r} is disabled")
+        disabled = user is not None and user.disabled
+        return Refused(Reason.CREDENTIALS, f"user {name!r} is disabled") if disabled else None
 
     def _note_login(self, user: str, method: str, reason: str) -> None:
         """Note a login that would be refused; also called in worker threads."""

@@ -19,6 +19,8 @@ from martlet.config import Settings, setting
 from martlet.contracts import Exchange, Identity, Password, PasswordCheck, Proved
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.runtime.clock import Clock
+from martlet_acl.policy.errors import PolicyError
+from martlet_acl.policy.subjects import NAME_MAX, check_group_name, check_user_name
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -29,7 +31,6 @@ OAUTHBEARER: Final = "OAUTHBEARER"
 ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
 TOKEN_BYTES_MAX: Final = 16_384
 FILE_BYTES_MAX: Final = 1 << 20
-NAME_MAX: Final = 255
 GROUPS_MAX: Final = 100
 LEEWAY_MS: Final = 30_000  # for clocks that differ
 PARTS: Final = 3  # header, claims, signature
@@ -67,7 +68,8 @@ class _Claims(Struct, frozen=True):
 class Tokens:
     """Proves identities by tokens, with the keys in ``config.jwks``.
 
-    *admit* raises `Refused` for a user who may not log in; *read* returns the content of a file, or raises `OSError`.
+    *refusal_of* returns why the user of a right token may not log in, or None; who made a token up does not learn it.
+    *read* returns the content of a file, or raises `OSError`.
 
     Raises:
       ConfigError: the file cannot be used, a key of the configuration is missing, or PyJWT is.
@@ -77,7 +79,7 @@ class Tokens:
         self,
         config: TokenConfig,
         clock: Clock,
-        admit: Callable[[str], None],
+        refusal_of: Callable[[str], Refused | None],
         read: Callable[[str], bytes] = _read,
     ) -> None:
         for name in ("token_issuer", "token_audience", "token_user_claim"):
@@ -85,7 +87,7 @@ class Tokens:
                 raise ConfigError(f"acl.{name} is empty; with acl.jwks it must be set")
         self._config = config
         self._clock = clock
-        self._admit = admit
+        self._refusal_of = refusal_of
         self._read = read
         self._keys: Mapping[str, PyJWK] = {}
         self._digest = b""
@@ -121,8 +123,10 @@ class Tokens:
         claims = self._claims(token)
         if password.user not in ("", "jwt", claims.identity.name):
             raise _refused(f"user {password.user[:NAME_MAX]!r} is not the user of the token")
-        # The digest of all keys: a proof that is kept ends when a key is withdrawn.
-        return PasswordCheck(claims.identity, self._digest, partial(self._verify, token, claims))
+        refusal = self._refusal_of(claims.identity.name)
+        # The digest of all keys: a proof that is kept ends when a key is withdrawn. It does not help a disabled user.
+        verifier = b"-" * (refusal is not None) + self._digest
+        return PasswordCheck(claims.identity, verifier, partial(self._verify, token, claims, refusal))
 
     def exchange(self) -> Exchange:
         """Return an exchange of the mechanism OAUTHBEARER."""
@@ -130,7 +134,7 @@ class Tokens:
         def proceed(data: bytes) -> Proved:
             token = _bearer_token(data)
             claims = self._claims(token)
-            self._verify(token, claims)
+            self._verify(token, claims, self._refusal_of(claims.identity.name))
             return Proved(claims.identity)
 
         return proceed
@@ -154,9 +158,9 @@ class Tokens:
             raise _refused("token is from another issuer")
         expires_ms = self._check_time(claims)
         name = claims.get(config.token_user_claim)
-        if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
-            raise _refused(f"claim {config.token_user_claim!r} of the token is no name of 1 to {NAME_MAX} characters")
-        self._admit(name)
+        if not isinstance(name, str) or not _is_name(check_user_name, name):
+            text = f"claim {config.token_user_claim!r} of the token is no name of 1 to {NAME_MAX} printable characters"
+            raise _refused(text)
         return _Claims(algorithm, key_id, Identity(name, self._groups(claims), expires_ms))
 
     def _check_time(self, claims: Mapping[str, Any]) -> int:
@@ -179,13 +183,13 @@ class Tokens:
         if (
             not isinstance(groups, list)
             or len(groups) > GROUPS_MAX
-            or not all(isinstance(each, str) for each in groups)
+            or not all(isinstance(each, str) and _is_name(check_group_name, each) for each in groups)
         ):
             raise _refused(f"claim {name!r} of the token is no list of up to {GROUPS_MAX} groups")
         return tuple(groups)
 
-    def _verify(self, token: bytes, claims: _Claims) -> None:
-        """Check the signature; in a worker thread. Raises `Refused` (Reason.CREDENTIALS)."""
+    def _verify(self, token: bytes, claims: _Claims, refusal: Refused | None) -> None:
+        """Check the signature, then raise *refusal*; in a worker thread. Raises `Refused` (Reason.CREDENTIALS)."""
         import jwt
 
         keys = self._keys
@@ -197,8 +201,19 @@ class Tokens:
                 jwt.api_jws.decode(token, key, algorithms=[claims.algorithm])
             except jwt.InvalidTokenError:
                 continue
+            if refusal is not None:
+                raise refusal
             return
         raise _refused("signature of the token is wrong, or its key is unknown")
+
+
+def _is_name(check: Callable[[str], None], name: str) -> bool:
+    """Whether *check* accepts *name*."""
+    try:
+        check(name)
+    except PolicyError:
+        return False
+    return True
 
 
 def _refused(text: str) -> Refused:

@@ -11,6 +11,7 @@ from martlet_acl.policy.errors import PolicyError
 __all__ = [
     "ANONYMOUS",
     "EVERYBODY",
+    "NAME_MAX",
     "check_group_name",
     "check_key_name",
     "check_user_name",
