@@ -34,7 +34,7 @@ from martlet.records.layout import (
     TRANSACTION_MASK,
     Buffer,
 )
-from martlet.runtime.checksum import crc32
+from martlet.runtime.checksum import crc32_each
 from martlet.store.append.admission import Admission
 from martlet.store.append.committer import Committer
 from martlet.store.append.items import (
@@ -252,7 +252,7 @@ class Writer:
         host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
         positions, ends, offsets = result.positions, result.ends, result.offsets
         result.store_ms = now = committer.read_clock()
-        for item in items:
+        for item, crc in zip(items, crc32_each(map(body_of, items)), strict=True):
             queue, body, properties, code, flag, sys_flag, born_ms, born_host, reconsume_times, prepared_position = item
             if record_crcs or (  # `may_have_record_crc`, without a call for each message
                 len(properties) >= RECORD_CRC_BYTES
@@ -281,7 +281,7 @@ class Writer:
                 at,
                 size,
                 MAGIC_V1,
-                crc32(body) & 0x7FFFFFFF,
+                crc & 0x7FFFFFFF,
                 queue.queue_id,
                 flag,
                 offset,
