@@ -53,6 +53,12 @@ class Link:
     url: str  # mqtt, mqtts, ws or wss
     version: int = 5  # 4 is MQTT 3.1.1
     ca: str | None = None
+    user: str | None = None
+    password: str | None = None
+
+
+class LoginRefused(Exception):
+    """The broker accepted no connection; the text is the client's."""
 
 
 class Inbox:
@@ -172,6 +178,8 @@ class Paho:
             self._client.ws_set_options(path="/")
         if link.ca is not None:
             self._client.tls_set(link.ca)
+        if link.user is not None:
+            self._client.username_pw_set(link.user, link.password)
         self._client.connect_timeout = LIMIT_S
         self._client.on_message = lambda client, data, message: self.inbox.add(_shown(message))
         self._client.on_connect = self._connected
@@ -190,7 +198,9 @@ class Paho:
             self._client.connect(url.hostname, url.port, KEEP_ALIVE_S)
         self._client.loop_start()
         answer = self._wait(lambda: self._connack)
-        assert not answer.is_failure, answer
+        if answer.is_failure:
+            self.wait_end()
+            raise LoginRefused(str(answer))
 
     _connack: Any = None
 
@@ -313,6 +323,7 @@ class Steered(SteeredProcess):
         name = self.new_name(client_id)
         inbox = self._inboxes[name] = Inbox()
         said = {"url": link.url, "version": link.version, "ca": link.ca, "client_id": client_id}
+        said |= {"user": link.user, "password": link.password}
         said |= {"clean": clean, "expiry_s": expiry_s, "will": _as_json(will) if will is not None else None}
         answer = self.call("connect", client=name, **said)
         client = SteeredClient(self, name, inbox, answer["session_present"])

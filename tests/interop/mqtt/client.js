@@ -43,9 +43,11 @@ function fromPacket(packet) {
   };
 }
 
-function connect({ client: name, url, client_id: clientId, version, clean, expiry_s: expiry, will, ca }) {
+function connect({ client: name, url, client_id: clientId, version, clean, expiry_s: expiry, will, ca, user, password }) {
   const client = mqtt.connect(url, given({
     clientId,
+    username: user,
+    password,
     protocolVersion: version,
     clean,
     keepalive: 600,
