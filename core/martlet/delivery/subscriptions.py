@@ -20,7 +20,16 @@ from martlet.settings import DeliveryConfig
 from martlet.store import Queue, QueueReader, Store
 from martlet.tables.topics import READ, Topic, Topics
 
-__all__ = ["Delivery", "MemberPeer", "Subscriptions", "TopicSubscription", "from_earliest", "from_offset", "from_tail"]
+__all__ = [
+    "Delivery",
+    "MemberPeer",
+    "Subscriptions",
+    "TopicSubscription",
+    "collect_limited",
+    "from_earliest",
+    "from_offset",
+    "from_tail",
+]
 
 # Messages that a call of `TopicSubscription.collect` returns; the last read may add as many. Encoding so many small
 # messages takes 2 to 4 ms.
@@ -124,6 +133,32 @@ class Delivery:
         return [end - begin for end in self._batch.ends[index : index + self.count]]
 
 
+class Collecting(Protocol):
+    """What collects messages for one client."""
+
+    credit: int
+
+    def collect_unlimited(self, budget_bytes: int) -> list[Delivery]: ...
+
+
+def collect_limited(receiver: Collecting, limit: DeliveryLimit, budget_bytes: int) -> tuple[list[Delivery], bool]:
+    """Return what *receiver* collects within *limit*, and whether it may have more, for which *limit* has no room now.
+
+    Raises:
+      Refused: as `Collecting.collect_unlimited`.
+    """
+    messages, budget_bytes = limit.room(receiver.credit, budget_bytes)
+    kept_credit, receiver.credit = receiver.credit - messages, messages
+    try:
+        deliveries = receiver.collect_unlimited(budget_bytes)
+    finally:
+        is_full = receiver.credit <= 0
+        receiver.credit += kept_credit
+    if deliveries:
+        limit.charge_out(sum([each.count for each in deliveries]), sum([each.size for each in deliveries]))
+    return deliveries, is_full and kept_credit > 0
+
+
 @final
 class _QueueReading:
     """The reading state of one queue of one subscription."""
@@ -215,22 +250,15 @@ class TopicSubscription:
         Raises:
           Refused: the filter failed, or reading is no longer allowed; close the subscription.
         """
-        limit = self.limit
-        if limit is None:
-            return self._collect(budget_bytes)
-        messages, budget_bytes = limit.room(self.credit, budget_bytes)
-        kept_credit, self.credit = self.credit - messages, messages
-        try:
-            deliveries = self._collect(budget_bytes)
-        finally:
-            self.credit += kept_credit
-        if deliveries:
-            limit.charge_out(sum([each.count for each in deliveries]), sum([each.size for each in deliveries]))
-        if kept_credit and self._to_read:
+        if self.limit is None:
+            return self.collect_unlimited(budget_bytes)
+        deliveries, may_have_more = collect_limited(self, self.limit, budget_bytes)
+        if may_have_more and self._to_read:
             self.peer.wake()
         return deliveries
 
-    def _collect(self, budget_bytes: int) -> list[Delivery]:
+    def collect_unlimited(self, budget_bytes: int) -> list[Delivery]:
+        """As `collect`, whatever the client's quotas are."""
         if self._denied is not None:
             raise self._denied
         if self._permit is not None:

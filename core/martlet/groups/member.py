@@ -7,7 +7,7 @@ from typing import Final, final
 
 from martlet.contracts import DeliveryLimit
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.subscriptions import Delivery, MemberPeer
+from martlet.delivery.subscriptions import Delivery, MemberPeer, collect_limited
 from martlet.errors import Refused
 from martlet.groups.group import SharedGroup
 from martlet.groups.membership import MemberPermit, Membership
@@ -105,25 +105,17 @@ class Member:
         Raises:
           Refused: the filter failed, or reading is no longer allowed; leave the group.
         """
-        limit = self.limit
-        if limit is None:
-            return self._collect(budget_bytes)
-        messages, budget_bytes = limit.room(self.credit, budget_bytes)
-        kept_credit, self.credit = self.credit - messages, messages
-        try:
-            deliveries = self._collect(budget_bytes)
-        finally:
-            is_full = self.credit <= 0
-            self.credit += kept_credit
-        if deliveries:
-            limit.charge_out(sum([each.count for each in deliveries]), sum([each.size for each in deliveries]))
-        if kept_credit and is_full:
+        if self.limit is None:
+            return self.collect_unlimited(budget_bytes)
+        deliveries, may_have_more = collect_limited(self, self.limit, budget_bytes)
+        if may_have_more:
             self.wake()
-            if not messages:
+            if not deliveries:
                 self.group.wake()  # somebody else may have the messages meanwhile
         return deliveries
 
-    def _collect(self, budget_bytes: int) -> list[Delivery]:
+    def collect_unlimited(self, budget_bytes: int) -> list[Delivery]:
+        """As `collect`, whatever the client's quotas are."""
         self.woken = False
         self.check()
         deliveries: list[Delivery] = []
