@@ -150,7 +150,7 @@ def send_request(topic: str, queue_id: int, key: str, body: bytes, opaque: int, 
 
 def remoting_of(broker: Broker) -> Protocol:
     """Return the remoting port of *broker*, made as at its start."""
-    plugin = RemotingPlugin(RemotingConfig(vip=False))
+    plugin = RemotingPlugin(RemotingConfig(listen="127.0.0.1:0", vip=False))
     protocol = plugin.martlet_protocols(broker)[0]
     plugin.state.set_store_host(bytes((127, 0, 0, 1, 0, 0, 0, 1)))
     return protocol
