@@ -4,7 +4,8 @@
 
 Calls the gate over a broker that does nothing, and that broker directly, by turns. Prints the least difference of all
 rounds in microseconds: without authorizers, with one that allows everything, and in a topic where the authorizer is
-asked about the name of each message; and with the quotas of a user and of a group that are never used up.
+asked about the name of each message; with the quotas of a user and of a group that are never used up, and with a plugin
+that has none for this user.
 """
 
 import argparse
@@ -104,12 +105,15 @@ async def main(rounds: int) -> None:
             without = measured(broker, rounds)
             broker.quotas.sources = (lambda identity: QUOTAS,)
             with_two = measured(broker, rounds)
+            broker.quotas.sources = (lambda identity: (),)
+            with_none = measured(broker, rounds)
             broker.quotas.sources = ()
             broker.authorizers = (allow,)
             with_one = measured(broker, rounds)
-    print(f"{'us a message or pull':<40} {'without':>8} {'with an authorizer':>19} {'with two quotas':>16}")
+    heads = "with an authorizer  with two quotas  with no quota"
+    print(f"{'us a message or pull':<40} {'without':>8} {heads}")
     for name, each in without.items():
-        print(f"{name:<40} {each:>8.2f} {with_one[name]:>19.2f} {with_two[name]:>16.2f}")
+        print(f"{name:<40} {each:>8.2f} {with_one[name]:>18.2f} {with_two[name]:>16.2f} {with_none[name]:>14.2f}")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from martlet.errors import Reason, Refused
 
 def rate(per_s: int) -> Rate:
     made = Rate()
-    made.set(per_s)
+    made.set(per_s, 0.0)
     return made
 
 
 def pool(**limits: int) -> Pool:
     made = Pool("user 'ann'", Used())
-    made.set(Quota(**limits))  # type: ignore[arg-type]
+    made.set(Quota(**limits), 0.0)  # type: ignore[arg-type]
     return made
 
 
@@ -55,14 +55,26 @@ def test_what_was_too_much_is_paid_for_later() -> None:
     assert limited.is_paid(100.1)
 
 
-def test_a_changed_rate_keeps_what_is_to_be_paid_for() -> None:
+def test_what_is_to_be_paid_for_is_paid_for_by_the_higher_of_two_rates() -> None:
     limited = rate(10)
     limited.count(0.0, 100)
-    limited.set(1000)
-    assert limited.room(5.0) == 0
-    assert limited.room(9.5) == 500
-    limited.set(0)
-    assert limited.room(5.0) == ANY
+    limited.set(5, 1.0)
+    assert not limited.is_paid(9.99)
+    assert limited.is_paid(10.0)
+    limited.set(50, 2.0)
+    assert not limited.is_paid(2.79)
+    assert limited.is_paid(2.81)
+    assert limited.room(2.31) == 25
+
+
+def test_a_rate_that_was_removed_is_forgotten() -> None:
+    limited = rate(10)
+    limited.count(0.0, 1000)
+    limited.set(0, 1.0)
+    assert limited.room(1.0) == ANY
+    assert limited.is_paid(1.0)
+    limited.set(10, 2.0)
+    assert limited.room(2.0) == 10
 
 
 @given(st.integers(1, 10_000), st.lists(st.tuples(st.integers(1, 50), st.floats(0, 3)), min_size=1, max_size=40))

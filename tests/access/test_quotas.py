@@ -8,7 +8,8 @@ import trio
 from trio.testing import MockClock
 
 from martlet.access import UNLIMITED, Allowance, Quotas
-from martlet.access.quotas import IDENTITIES_MAX, NAMES_MAX, RECEIVE_FIRST, RECEIVE_LEAST, RECEIVE_MOST
+from martlet.access.allowances import RECEIVE_FIRST, RECEIVE_LEAST, RECEIVE_MOST
+from martlet.access.quotas import IDENTITIES_MAX, NAMES_MAX
 from martlet.contracts import Identity, Quota
 from martlet.errors import Reason, Refused
 from martlet.testing.peers import RecordingPace, RecordingPeer
@@ -421,6 +422,90 @@ async def test_a_change_is_in_force_at_the_next_use(mock_clock: MockClock) -> No
     assert table.statistic("quotas") in (0, 1)  # until it is paid for
 
 
+def recheck(table: Table) -> None:
+    """Do what follows a change of the rules."""
+    table.quotas.changed()
+    for account in table.quotas.accounts():
+        for _ in account.recheck():
+            pass
+    assert list(table.quotas.accounts()) == []
+
+
+def pauses(*peers: RecordingPeer) -> list[float]:
+    """Return how long the peers are not read, and get nothing."""
+    now = trio.current_time()
+    return [round(max(until - now, 0), 2) for peer in peers for until in (peer.paced.read_at, peer.paced.deliver_at)]
+
+
+async def test_a_raised_quota_shortens_the_pauses_of_all_who_share_it(mock_clock: MockClock) -> None:
+    mock_clock.jump(1)
+    group = Quota(GROUP, messages_in=10, messages_out=10)
+    table = Table(ann=[group], bob=[group])
+    (ann, one), (_, two), (bob, three) = table.connect(), table.connect(), table.connect(BOB)
+    ann.charge_in(100, 100)
+    ann.charge_out(100, 100)
+    bob.charge_in(100, 100)
+    assert pauses(one, two, three) == [9.1, 9.1, 0, 0, 19.1, 0]
+    group = Quota(GROUP, messages_in=100, messages_out=100)
+    table.of = {"ann": [group], "bob": [group]}
+    recheck(table)
+    assert pauses(one, two, three) == [1.01, 0.01, 0, 0, 1.01, 0]
+    bob.charge_in(100, 100)
+    assert pauses(three) == [2.01, 0]
+    assert ann.must_wait
+    mock_clock.jump(0.02)
+    assert ann.room(5, 500)[0] == 5
+
+
+@pytest.mark.parametrize("after", [[], [Quota(messages_in=10, refuses=True)], [Quota(connections=1)]])
+async def test_who_is_slowed_no_more_is_read_at_once(mock_clock: MockClock, after: list[Quota]) -> None:
+    mock_clock.jump(1)
+    table = Table(ann=[Quota(messages_in=10, bytes_out=10)])
+    allowance, peer = table.connect()
+    allowance.charge_in(1000, 1000)
+    allowance.charge_out(1, 1000)
+    assert pauses(peer) == [99.1, 99.1]
+    table.of = {"ann": after}
+    recheck(table)
+    assert pauses(peer) == [0, 0]
+    assert allowance.applies is bool(after)
+    assert (peer.paced.receive_bytes == RECEIVE_MOST) == (after in ([], [Quota(connections=1)]))
+    assert allowance.room(7, 8) == (7, 8)
+
+
+async def test_a_lowered_quota_lengthens_no_pause(mock_clock: MockClock) -> None:
+    mock_clock.jump(1)
+    table = Table(ann=[Quota(messages_in=10)])
+    allowance, peer = table.connect()
+    allowance.charge_in(100, 100)
+    table.of = {"ann": [Quota(messages_in=1)]}
+    recheck(table)
+    assert pauses(peer) == [9.1, 0]
+
+
+async def test_a_connection_waits_for_each_of_its_identities(mock_clock: MockClock) -> None:
+    mock_clock.jump(1)
+    table = Table(ann=[Quota(messages_in=10)], bob=[Quota(messages_in=10)])
+    peer = RecordingPeer()
+    for identity, count in ((ANN, 100), (BOB, 50)):
+        table.quotas.admit(identity, peer).charge_in(count, count)
+    table.of = {"bob": [Quota(messages_in=10)]}
+    recheck(table)
+    assert pauses(peer) == [4.1, 0]
+
+
+async def test_a_connection_that_ends_while_pauses_are_shortened_is_left_out(mock_clock: MockClock) -> None:
+    table = Table(ann=[Quota(messages_in=10)])
+    peers = [table.connect()[1] for _ in range(3)]
+    table.quotas.changed()
+    (account,) = table.quotas.accounts()
+    steps = account.recheck()
+    for peer in peers[1:]:
+        end(peer)
+    assert list(steps) == []
+    assert table.statistic("identities") == 1
+
+
 async def test_who_gets_a_quota_later_has_counted_before(mock_clock: MockClock) -> None:
     table = Table()
     (first, _), (second, _) = table.connect(), table.connect()
@@ -441,12 +526,7 @@ async def test_who_leaves_a_group_of_users_counts_no_more_in_it(mock_clock: Mock
     ann.note_subscriptions(2)
     ann.join_group("a")
     table.of = {"bob": [group]}
-    table.quotas.changed()
-    accounts = list(table.quotas.accounts())
-    assert len(accounts) == 2
-    for account in accounts:
-        account.recheck()
-    assert list(table.quotas.accounts()) == []
+    recheck(table)
     bob.check_subscriptions(2)
     bob.join_group("b")
     table.connect(BOB)

@@ -196,8 +196,7 @@ async def test_what_is_above_a_rate_is_slowed_down(
         assert await receiver.log_in("second")
         assert await receiver.subscribe("T")
         began = trio.current_time()
-        for _ in range(4):
-            assert await sender.send()
+        await send_all(sender, 4)
         sent_s = trio.current_time() - began
         await receiver.receive(4)
         assert trio.current_time() - began > 1.5
@@ -242,6 +241,31 @@ async def test_a_change_is_in_effect_at_once_for_who_is_connected(tmp_path: Path
         await change(broker, tmp_path, subject, {})
         assert await Mqtt(broker).log_in("b")
         assert [await ann.send() for _ in range(5)] == [True] * 5
+
+
+@pytest.mark.parametrize("change", [by_command, by_hand])
+@pytest.mark.parametrize("after", [{}, {"messages_in": 100_000, "messages_out": 100_000}])
+@pytest.mark.parametrize("protocol", CLIENTS)
+async def test_a_raised_quota_ends_pauses_at_once(
+    tmp_path: Path, protocol: str, after: Mapping[str, int], change: Any, autojump_clock: MockClock
+) -> None:
+    async with opened(tmp_path, quotas={"group:staff": {"messages_in": 1, "messages_out": 1}}) as broker:
+        sender, receiver = CLIENTS[protocol](broker), CLIENTS[protocol](broker)
+        assert await sender.log_in("first")
+        assert await receiver.log_in("second")
+        assert await receiver.subscribe("T")
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receiver.receive, 20)
+            nursery.start_soon(send_all, sender, 20)
+            await trio.sleep(5)
+            await change(broker, tmp_path, "group:staff", after)
+        assert 5 <= trio.current_time() - began < 6
+
+
+async def send_all(client: Client, count: int) -> None:
+    for _ in range(count):
+        assert await client.send()
 
 
 async def test_who_joins_a_group_shares_its_quota_at_once(tmp_path: Path) -> None:

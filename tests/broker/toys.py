@@ -160,6 +160,11 @@ class Toy:
     def do_pause(self, seconds: str) -> None:
         self.peer.pace().slow_reading(trio.current_time() + float(seconds))
 
+    def do_blink(self, rest: str) -> None:
+        """Pause, and do not."""
+        self.do_pause("100")
+        self.peer.pace().shorten(0.0, 0.0)
+
     def do_rest(self, seconds: str) -> None:
         self.peer.pace().slow_delivery(trio.current_time() + float(seconds))
 

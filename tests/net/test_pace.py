@@ -88,6 +88,43 @@ async def test_a_paused_peer_still_gets_deliveries_and_answers(autojump_clock: M
         assert trio.current_time() < 60
 
 
+@pytest.mark.parametrize("left_s", [3, 0, -50])
+async def test_a_pause_can_be_shortened_while_it_lasts(left_s: float, autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        caller, _ = world.dial()
+        await caller.send(b"pause 100\necho done\n")
+        await trio.sleep(10)
+        pace, now = peer_of(world).peer.pace(), trio.current_time()
+        pace.shorten(now + left_s, 0.0)
+        pace.shorten(now + 60, 0.0)
+        assert await caller.receive_line() == b"done"
+        assert trio.current_time() - now == pytest.approx(max(left_s, 0))
+
+
+async def test_a_pause_can_be_over_before_the_reader_sees_it(autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        caller, _ = world.dial()
+        for number in range(3):
+            await caller.send(b"blink\necho %d\n" % number)
+            assert await caller.receive_line() == b"%d" % number
+        assert trio.current_time() < 1
+
+
+@pytest.mark.parametrize("left_s", [3, 0, -50])
+async def test_deliveries_can_begin_earlier_again(left_s: float, autojump_clock: MockClock) -> None:
+    async with toy_server() as world:
+        world.push_bytes = 5
+        caller, _ = world.dial()
+        await caller.send(b"rest 100\npush 1\n")
+        await trio.sleep(10)
+        pace, now = peer_of(world).peer.pace(), trio.current_time()
+        pace.shorten(0.0, now + left_s)
+        assert await caller.receive_exactly(5) == bytes(5)
+        assert trio.current_time() - now == pytest.approx(max(left_s, 0))
+        pace.shorten(0.0, 0.0)
+        assert len(world.server._paces) == 0
+
+
 async def test_a_slowed_delivery_waits_and_requests_do_not(autojump_clock: MockClock) -> None:
     async with toy_server() as world:
         world.push_bytes = 5

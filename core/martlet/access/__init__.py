@@ -1,5 +1,6 @@
 """Access control: authentication, access rules, and the gate through which protocols use the broker."""
 
+from martlet.access.allowances import UNLIMITED, Allowance
 from martlet.access.authentication import ANONYMOUS, Authentication
 from martlet.access.gate import Gate
 from martlet.access.grant import (
@@ -16,7 +17,7 @@ from martlet.access.grant import (
     TopicOffsets,
 )
 from martlet.access.queries import AdminGate, QueryGate
-from martlet.access.quotas import UNLIMITED, Allowance, Quotas
+from martlet.access.quotas import Quotas
 from martlet.access.replies import NO_CORRELATION, Replies, is_uncorrelated
 from martlet.access.revocation import Login, Revocation
 from martlet.access.rules import Rules

@@ -13,6 +13,7 @@ decisions on messages and topic filters use ``topic/name``.
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Protocol, TypeVar, final
 
+from martlet.access.allowances import UNLIMITED, Allowance
 from martlet.access.grant import (
     ConsumeGrant,
     PublishGrant,
@@ -22,7 +23,6 @@ from martlet.access.grant import (
 )
 from martlet.access.queries import AdminGate, QueryGate, check_shown
 from martlet.access.questions import name_of_group
-from martlet.access.quotas import UNLIMITED, Allowance
 from martlet.access.rules import Decisions, FollowPermit, GroupPermit
 from martlet.access.transactions import ExternalGate, TransactionGate
 from martlet.contracts import Action, ExternalTransactions, Identity, Router, Transactions
@@ -113,7 +113,7 @@ class Gate:
     def __init__(self, behind: Behind, decisions: Decisions, allowance: Allowance = UNLIMITED) -> None:
         self._behind = behind
         self.allowance = allowance
-        self._is_limited = allowance.applies
+        self._is_limited = allowance is not UNLIMITED
         self._decisions = decisions
         # Results of `check_publish` by topic, for hot paths of protocols.
         self.publishable: Mapping[str, PublishGrant] = decisions.publishable
@@ -168,7 +168,8 @@ class Gate:
         """Store messages like `Broker.publish_all`; refuses each message without permission."""
         publishable, has_routers = self.publishable, bool(self._behind.routers)
         refused: dict[int, Refused] = {}
-        if self._is_limited and items:
+        is_counted = self._is_limited and bool(items) and self.allowance.applies
+        if is_counted:
             refused = _refuse_excess(self.allowance, items, atomic=atomic)
         for index, item in enumerate(items):
             try:
@@ -187,7 +188,7 @@ class Gate:
         result = self._behind.publish_all(items, atomic=atomic, notes=notes, own=own)
         if refused:
             result.add_refused(refused)
-        if self._is_limited and items:
+        if is_counted and items:
             self.allowance.charge_in(len(items), sum(map(_size_of, items)))
         return result
 

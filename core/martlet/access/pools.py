@@ -35,8 +35,12 @@ class Rate:
         self._burst_s = 0.0  # how far ahead the next one may be
         self._paid_at = 0.0
 
-    def set(self, per_s: int) -> None:
-        """Change the rate; what was counted before stays to be paid for."""
+    def set(self, per_s: int, now: float) -> None:
+        """Change the rate at *now*; what was counted before is paid for by the higher of both rates."""
+        if not per_s:
+            self._paid_at = 0.0
+        elif self._paid_at > now and per_s > self.per_s > 0:
+            self._paid_at = now + (self._paid_at - now) * self.per_s / per_s
         self.per_s = per_s
         self._burst_s = ROUNDING_S + (BURST_S - min(1 / per_s, BURST_S) if per_s else 0.0)
 
@@ -105,14 +109,14 @@ class Pool:
         self.accounts = self.connections = self.subscriptions = 0
         self.shared_groups: dict[Hashable, int] = {}  # with the number of their members
 
-    def set(self, quota: Quota) -> None:
-        """Use *quota* from now on."""
+    def set(self, quota: Quota, now: float) -> None:
+        """Use *quota* from *now* on."""
         if quota is not self.quota:
             self.quota = quota
-            self.messages_in.set(quota.messages_in)
-            self.bytes_in.set(quota.bytes_in)
-            self.messages_out.set(quota.messages_out)
-            self.bytes_out.set(quota.bytes_out)
+            self.messages_in.set(quota.messages_in, now)
+            self.bytes_in.set(quota.bytes_in, now)
+            self.messages_out.set(quota.messages_out, now)
+            self.bytes_out.set(quota.bytes_out, now)
 
     def is_paid(self, now: float) -> bool:
         """Whether a new pool is the same as this one."""

@@ -5,8 +5,8 @@ from typing import Protocol, final
 
 from msgspec.structs import replace
 
+from martlet.access.allowances import Allowance
 from martlet.access.grant import PublishGrant, check_not_closed
-from martlet.access.quotas import Allowance
 from martlet.contracts import (
     Action,
     ExternalCommit,

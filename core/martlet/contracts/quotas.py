@@ -75,6 +75,10 @@ class Pace(Protocol):
         """Call `Handler.collect` no more before *until*."""
         ...
 
+    def shorten(self, reading_until: float, delivery_until: float) -> None:
+        """End the pauses at these times, if they end later: a quota was raised, or removed."""
+        ...
+
     def on_end(self, tell: Callable[[], None]) -> None:
         """Call *tell* when the connection ends or begins to close."""
         ...

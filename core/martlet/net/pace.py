@@ -18,6 +18,7 @@ from martlet.runtime.steps import per_slice
 __all__ = ["RECEIVE_BYTES", "Paces", "PeerPace"]
 
 RECEIVE_BYTES: Final = 262144
+LONG_AGO: Final = 1e-9  # the end of a pause that is over, and not noticed yet; 0 is no pause
 RESUMED_A_TURN: Final = per_slice(us=4)  # deliveries that continue in one turn of the event loop
 
 
@@ -33,8 +34,8 @@ class PeerPace:
     """When one peer is served again; implements `martlet.contracts.Pace`."""
 
     __slots__ = (
+        "_changed",
         "_deadline",
-        "_ended",
         "_excused",
         "_on_end",
         "_paces",
@@ -55,7 +56,7 @@ class PeerPace:
         self.deliver_at = 0.0
         self.holds = False  # whether deliveries wait for `deliver_at`
         self._on_end: list[Callable[[], None]] = []
-        self._ended: trio.Event | None = None  # set while the pause of reading is awaited
+        self._changed: trio.Event | None = None  # while the end of the pause of reading is awaited
         # The deadline of the connection at the end of the last pause, and when it is due in spite of the pause.
         self._deadline = self._excused = 0.0
 
@@ -70,6 +71,19 @@ class PeerPace:
             self.holds = True
             self._paces.ring_at(self, until)
 
+    def shorten(self, reading_until: float, delivery_until: float) -> None:
+        if reading_until < self.read_at:
+            self.read_at = max(reading_until, LONG_AGO)
+            self._wake_reader()
+        if delivery_until < self.deliver_at:
+            self.deliver_at = delivery_until
+            if self.holds:
+                self._paces.ring_at(self, delivery_until)
+
+    def _wake_reader(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
     def on_end(self, tell: Callable[[], None]) -> None:
         if self.has_ended:
             tell()
@@ -83,8 +97,7 @@ class PeerPace:
         self.has_ended = True
         self.holds = False
         self._paces.forget(self)
-        if self._ended is not None:
-            self._ended.set()
+        self._wake_reader()
         tell_all, self._on_end = self._on_end, []
         for tell in tell_all:
             tell()
@@ -97,10 +110,10 @@ class PeerPace:
         """Return at the end of the pause of reading; *deadline* returns the connection's deadline."""
         began = trio.current_time()
         while trio.current_time() < self.read_at and not self.has_ended:
-            self._ended = trio.Event()
+            self._changed = trio.Event()
             with trio.move_on_at(self.read_at):
-                await self._ended.wait()
-        self._ended = None
+                await self._changed.wait()
+        self._changed = None
         self.read_at = 0.0
         before = deadline()
         self._excused = self.excuse(before) + trio.current_time() - began

@@ -221,6 +221,10 @@ class RecordingPace(Struct, eq=False):
     def slow_delivery(self, until: float) -> None:
         self.deliver_at = max(self.deliver_at, until)
 
+    def shorten(self, reading_until: float, delivery_until: float) -> None:
+        self.read_at = min(self.read_at, reading_until)
+        self.deliver_at = min(self.deliver_at, delivery_until)
+
     def on_end(self, tell: Callable[[], None]) -> None:
         self.tells.append(tell)
 
