@@ -99,6 +99,11 @@ async def test_groups_may_be_in_groups_but_not_in_themselves(broker: AclBroker) 
     assert broker.state.users["alice"].groups == ("devs",)
     await administration.delete_group("devs")
     assert administration.subjects() == []
+    for name in ("devs", "nobody"):
+        assert await refusal(administration.delete_group(name)) == (
+            Reason.NOT_FOUND,
+            f"group {name!r} does not exist",
+        )
 
 
 async def test_quotas_are_merged_and_end_with_their_subjects(broker: AclBroker) -> None:

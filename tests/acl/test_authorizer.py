@@ -156,7 +156,7 @@ async def test_the_report_is_bounded(broker: AclBroker) -> None:
     found = observations.report()
     assert (len(found), observations.dropped) == (OBSERVATIONS_MAX, 11)
     assert isinstance(found[0], Observation)
-    assert len(found[0].subject) == len(found[0].name) == 255
+    assert len(found[0].subject) == len(found[0].name) == 1024
     observations.clear()
     assert (observations.report(), observations.count) == ([], 0)
 

@@ -274,12 +274,43 @@ async def test_an_explanation_names_the_rule_and_its_place(talk: Talk) -> None:
         ("get", "topic:", "resource 'topic:' is none"),
         ("get", "cluster:a", "resource 'cluster:a' is none"),
         ("get", "name:a", "has no topic; write name:TOPIC/NAME"),
+        ("get", "name:/a", "resource 'name:/a' is none"),
+        ("get", "name:a/", "resource 'name:a/' is none"),
+        ("get", "shared:a", "resource 'shared:a' is none"),
+        ("get", "topic:a/b", "what it names is name:a/b"),
+        ("get", "topic:%RETRY%g", "what it names is group:g"),
+        ("get", "topic:$share/a/b", "what it names is shared:a/b"),
+        ("get", "group:", "resource 'group:' is none"),
+        ("get", "", "resource '' is none"),
     ],
 )
 async def test_what_cannot_be_explained_is_said(talk: Talk, action: str, resource: str, part: str) -> None:
     answer = await talk.ask("explain", user="alice", action=action, resource=resource)
     assert part in answer["error"]
     assert answer["reason"] == "parameter"
+
+
+@pytest.mark.parametrize(
+    ("user", "address", "part"),
+    [
+        ("", "", "user '' has no name"),
+        ("user:", "", "user 'user:' has no name"),
+        ("alice", "nonsense", "address 'nonsense' is none"),
+        ("alice", "10.0.0.0/8", "address '10.0.0.0/8' is none"),
+    ],
+)
+async def test_who_cannot_be_explained_is_said(talk: Talk, user: str, address: str, part: str) -> None:
+    answer = await talk.ask("explain", user=user, action="get", resource="topic:a", address=address)
+    assert part in answer["error"]
+    assert answer["reason"] == "parameter"
+
+
+async def test_a_rule_that_never_counts_is_noted(talk: Talk) -> None:
+    rule = {"subject": "user:alice", "decision": "deny", "actions": ["all"]}
+    for resource, group in (("topic:%RETRY%g", "g"), ("topic:%RETRY%*", "*")):
+        (row,) = (await talk.ask("put rule", **rule, resource=resource))["rows"]
+        assert f"group:{group}" in row["note"]
+    assert await talk.ask("put rule", **rule, resource="group:g") == {}
 
 
 async def test_the_report_has_commands_that_allow_what_was_observed(talk: Talk, broker: AclBroker) -> None:

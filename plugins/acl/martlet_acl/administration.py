@@ -201,6 +201,8 @@ class Administration(AccessControl):
     async def delete_group(self, name: str) -> None:
         """Let the group *name* be in no other group, nobody be in it, and let it have no rules."""
         async with self._changing(f"delete group {name}") as state:
+            if not state.has_group(name):
+                raise Refused(Reason.NOT_FOUND, f"group {name!r} does not exist")
             state.remove_group(name)
 
     # rules

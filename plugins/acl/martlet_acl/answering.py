@@ -9,9 +9,12 @@ from typing import Any, Final, TypeAlias, TypeVar, cast, final
 
 from msgspec.structs import asdict
 
-from martlet.contracts import AccessRule, Action, Identity, Question, ResourceKind, UserChange
+from martlet.access.networks import plain_address
+from martlet.access.questions import SEPARATOR, SHARED, question
+from martlet.contracts import AccessRule, Action, Identity, Question, UserChange
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Steps
+from martlet.tables.topics import RETRY_PREFIX
 from martlet_acl.administration import Administration
 from martlet_acl.credentials import SecretKey
 from martlet_acl.files import POLICIES
@@ -19,7 +22,6 @@ from martlet_acl.observations import Observations
 from martlet_acl.policy.explanations import OTHER_RESOURCE, ConsideredRule, Explanation, explain_in_steps
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
 from martlet_acl.policy.quotas import StoredQuota
-from martlet_acl.policy.resources import KINDS
 from martlet_acl.policy.rules import ACTIONS, Rule
 from martlet_acl.policy.subjects import ANONYMOUS
 from martlet_acl.requests import (
@@ -117,7 +119,7 @@ class Requests:
             case PutRule():
                 rule = AccessRule(request.resource, request.actions, request.decision, request.networks)
                 await self._administration.put_rules(request.subject, request.level, [rule], None)
-                return AclAnswer(self._notes("rule", request.subject))
+                return AclAnswer([*self._notes("rule", request.subject), *_notes_on(request.resource)])
             case RemoveRule(subject, resource, level):
                 if not await self._administration.delete_rules(subject, level, resource, None):
                     raise Refused(Reason.NOT_FOUND, f"{subject} has no {level} rule about {resource!r}")
@@ -241,6 +243,14 @@ class Requests:
         return AclAnswer(rows)
 
 
+def _notes_on(resource: str) -> list[Row]:
+    """Return what may be a mistake in a new rule on *resource*."""
+    group = resource.removeprefix("topic:" + RETRY_PREFIX)
+    if group == resource:
+        return []
+    return [{"note": f"the rule never counts: the retry topic of a group is asked about as group:{group}; write that"}]
+
+
 def _page(entries: Iterable[T], place: Place) -> list[T]:
     begin = (place or BEGIN)[0]
     return list(islice(entries, begin, begin + PAGE))
@@ -285,13 +295,38 @@ def _question(request: ExplainRequest) -> Question:
     if request.action not in ACTIONS:
         raise Refused(Reason.PARAMETER, f"action {request.action!r} is unknown; write one of {', '.join(ACTIONS)}")
     kind, _, name = request.resource.partition(":")
-    if kind not in KINDS or (not name and kind not in ("cluster", "shared")) or (name and kind == "cluster"):
-        text = f"resource {request.resource!r} is none; write topic:NAME, group:NAME, name:TOPIC/NAME, shared:NAME"
-        raise Refused(Reason.PARAMETER, f"{text} or cluster")
     if kind == "name" and "/" not in name:
         raise Refused(Reason.PARAMETER, f"resource {request.resource!r} has no topic; write name:TOPIC/NAME")
     user = "" if request.user == ANONYMOUS else request.user.removeprefix("user:")
-    return Question(Identity(user), cast(Action, request.action), cast(ResourceKind, kind), name, request.address)
+    if not user and request.user != ANONYMOUS:
+        raise Refused(Reason.PARAMETER, f"user {request.user!r} has no name; write a name, or {ANONYMOUS}")
+    if request.address and plain_address(request.address) is None:
+        raise Refused(Reason.PARAMETER, f"address {request.address!r} is none; write an IPv4 or IPv6 address")
+    asked = question(Identity(user), cast(Action, request.action), _gate_name(kind, name), request.address)
+    if (asked.kind, asked.name) != (kind, name) or not _is_whole(kind, name):
+        text = f"resource {request.resource!r} is none; write topic:NAME, group:NAME, name:TOPIC/NAME"
+        hint = (
+            f"; what it names is {asked.kind}:{asked.name}"
+            if kind == "topic" and asked.name and asked.kind != kind
+            else ""
+        )
+        raise Refused(Reason.PARAMETER, f"{text}, shared:SCOPE/GROUP or cluster{hint}")
+    return asked
+
+
+def _gate_name(kind: str, name: str) -> str:
+    """Return the name by which the gate asks about a resource."""
+    if kind == "group":
+        return RETRY_PREFIX + name
+    if kind == "shared":
+        return SEPARATOR.join((SHARED, name)) if name else SHARED
+    return name
+
+
+def _is_whole(kind: str, name: str) -> bool:
+    if kind in ("name", "shared") and name:
+        return all(name.partition(SEPARATOR))
+    return bool(name) or kind in ("cluster", "shared")
 
 
 def _step_row(step: Explanation, decisive: Explanation | None) -> Row:

@@ -13,7 +13,8 @@ __all__ = ["Observation", "Observations"]
 
 # Different refusals that are remembered, some 500 bytes each; of more, those that happened least recently are dropped.
 OBSERVATIONS_MAX: Final = 2000
-NAME_MAX: Final = 255  # longer names are cut: they come from clients
+# Longer names are cut: they come from clients. A rule has no longer one, so there is none for the part that is left.
+NAME_MAX: Final = 1024
 
 
 class Observation(Struct):
@@ -22,6 +23,7 @@ class Observation(Struct):
     Args:
       subject: the user, or what the client claimed to be; empty for anonymous clients.
       rule: the rule that denies it; empty if no rule allows it.
+      groups: those that the token of the user named when it happened last.
     """
 
     subject: str
@@ -35,6 +37,7 @@ class Observation(Struct):
     count: int = 0
     first_ms: int = 0
     last_ms: int = 0
+    groups: tuple[str, ...] = ()
 
 
 @final
@@ -51,11 +54,11 @@ class Observations:
     def note_request(self, question: Question, verdict: Verdict, protocol: str) -> None:
         """Count a request that the rules would refuse."""
         subject, address = question.identity.name, question.address
-        self._note(
-            Observation(
-                subject, question.action, question.kind, question.name, verdict.reason, verdict.rule, address, protocol
-            )
+        new = Observation(
+            subject, question.action, question.kind, question.name, verdict.reason, verdict.rule, address, protocol
         )
+        new.groups = question.identity.groups
+        self._note(new)
 
     def note_login(self, user: str, method: str, reason: str) -> None:
         """Count a login that would be refused."""
@@ -76,7 +79,7 @@ class Observations:
             else:
                 self._found.move_to_end(key)
                 found.rule, found.reason = new.rule, new.reason
-                found.address, found.protocol = new.address, new.protocol
+                found.address, found.protocol, found.groups = new.address, new.protocol, new.groups
             found.count += 1
             found.last_ms = self._now_ms()
 

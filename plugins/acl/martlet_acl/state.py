@@ -126,6 +126,14 @@ class AclState:
                     self.policies.remove_rule(subject, level, text)
             raise
 
+    def has_group(self, name: str) -> bool:
+        """Whether there is a group *name*: somebody is in it, it is in others, or it has rules or a quota."""
+        members, subject = self.policies.members, group_subject(name)
+        if name in members.groups or subject in self.policies or self.policies.quotas.get(subject) is not None:
+            return True
+        everything = (*(user.groups for user in self.users.values()), *members.groups.values())
+        return any(name in groups for groups in everything)
+
     def remove_group(self, name: str) -> None:
         """Let the group *name* be in no other group, and nobody and no group be in it; remove its rules and quota."""
         members = self.policies.members

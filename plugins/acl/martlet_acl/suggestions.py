@@ -12,10 +12,10 @@ from typing import cast, final
 from martlet.access.networks import plain_address
 from martlet.contracts import Action, Identity, Question, ResourceKind
 from martlet_acl.observations import Observation
-from martlet_acl.policy.asked import outer_question
+from martlet_acl.policy.asked import Asked, outer_question
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
-from martlet_acl.policy.resources import CLUSTER, parse_resource
+from martlet_acl.policy.resources import parse_resource
 from martlet_acl.policy.rules import BITS, Rule
 from martlet_acl.policy.subjects import ANONYMOUS, parse_subject, user_subject
 from martlet_acl.state import AclState
@@ -53,28 +53,36 @@ class Suggestions:
 
 def _for_request(state: AclState, observed: Observation, together: _Together) -> str:
     action, kind = cast(Action, observed.action), cast(ResourceKind, observed.kind)
-    question = Question(Identity(observed.subject), action, kind, observed.name, observed.address)
+    question = Question(Identity(observed.subject, observed.groups), action, kind, observed.name, observed.address)
+    user = state.users.get(observed.subject)
+    if user is not None and user.disabled:
+        return _command("user", "enable", observed.subject)
     subject = user_subject(observed.subject) if observed.subject else ANONYMOUS
     outer = outer_question(question)
     levels = LEVELS
     for asked in (outer, question) if outer is not None else (question,):
         found, level = state.policies.find(asked)
-        resource = CLUSTER.text if asked.kind == "cluster" else f"{asked.kind}:{asked.name}"
         if found is not None and not found.rule.allow:
             rule = found.rule
             if level == "custom" and rule.resource.form == "literal":
                 return _command("remove", found.subject, rule.resource.text)
             levels = LEVELS[: LEVELS.index(level) + 1]  # a default rule would not count beside a custom one
             break
-    return _allow(state.policies, subject, together, resource, levels)
+    return _allow(state.policies, subject, together, asked, levels)
 
 
-def _allow(policies: Policies, subject: str, together: _Together, resource: str, levels: Sequence[PolicyLevel]) -> str:
+def _allow(
+    policies: Policies, subject: str, together: _Together, question: Question, levels: Sequence[PolicyLevel]
+) -> str:
+    asked = Asked(question)
     try:
         parse_subject(subject)
-        text = parse_resource(resource).text
+        resource = parse_resource(asked.text)
     except PolicyError:
         return ""  # a client chose a name that no rule can have
+    if not asked.is_covered_by(resource) or not (asked.is_filter or resource.form == "literal"):
+        return ""  # its name has the form of a pattern, which would allow other names
+    text = resource.text
     for level in levels:
         old = policies.rule_on(subject, level, text)
         if old is None or old.allow:  # one that denies other actions must stay
@@ -82,7 +90,7 @@ def _allow(policies: Policies, subject: str, together: _Together, resource: str,
             words = ",".join(action for action, bit in BITS.items() if bits & bit)
             networks = _networks(old, together) if old is not None and old.networks else []
             more = [word for network in networks for word in ("--from", network)]
-            return _command("allow", subject, words, resource, *more, *(["--default"] if level == "default" else []))
+            return _command("allow", subject, words, text, *more, *(["--default"] if level == "default" else []))
     return ""
 
 
