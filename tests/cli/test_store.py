@@ -511,3 +511,50 @@ def test_a_running_broker_is_backed_up_and_restored(martlet: Run, start: Callabl
     assert [f"message {number}" in out for number in range(3)] == [True] * 3
     assert "later" not in out
     assert restored.stop() == 0
+
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+
+
+def give_to_nobody(directory: Path) -> None:
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+
+
+def owners(directory: Path) -> set[tuple[int, int]]:
+    return {(path.stat().st_uid, path.stat().st_gid) for path in (directory, *directory.rglob("*"))}
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("action", "code"), [(("repair", "--yes", *SETTINGS), 0), (("verify", *SETTINGS), 3), (("inspect",), 0)]
+)
+def test_a_directory_that_root_works_on_keeps_its_owner(
+    action: tuple[str, ...], code: int, martlet: Run, tmp_path: Path
+) -> None:
+    broken(tmp_path)
+    (tmp_path / "lock").unlink(missing_ok=True)
+    give_to_nobody(tmp_path)
+    assert martlet("store", action[0], str(tmp_path), *action[1:])[0] == code
+    assert owners(tmp_path) == {(NOBODY, NOBODY)}
+
+
+@needs_root
+def test_a_backup_by_root_has_the_owner_of_the_original(martlet: Run, tmp_path: Path) -> None:
+    written(tmp_path / "store")
+    give_to_nobody(tmp_path / "store")
+    code, _, err = martlet("store", "backup", str(tmp_path / "store"), str(tmp_path / "copy"), *SETTINGS)
+    assert code == 0, err
+    assert owners(tmp_path / "copy") == {(NOBODY, NOBODY)}
+
+
+@needs_root
+def test_files_of_root_that_were_linked_into_the_directory_stay_his(martlet: Run, tmp_path: Path) -> None:
+    written(tmp_path / "store")
+    give_to_nobody(tmp_path / "store")
+    (tmp_path / "secret").write_text("of root")
+    os.link(tmp_path / "secret", tmp_path / "store" / "linked")
+    (tmp_path / "store" / "soft").symlink_to(tmp_path / "secret")
+    martlet("store", "repair", str(tmp_path / "store"), "--yes", *SETTINGS)
+    assert (tmp_path / "secret").stat().st_uid == 0

@@ -92,12 +92,14 @@ def _shown(bar: Bar) -> "Report":
 
 
 def _inspect(arguments: Any) -> "Inspection":
+    from martlet.offline.owner import owner_kept
     from martlet.store.disk.files import RealDisk
     from martlet.store.recovery.inspect import inspect
 
     bar = Bar("reading", "B")
     try:
-        return inspect(arguments.directory, RealDisk(), report=_shown(bar))
+        with owner_kept(arguments.directory):
+            return inspect(arguments.directory, RealDisk(), report=_shown(bar))
     finally:
         bar.close()
 
@@ -179,12 +181,14 @@ def _run_offline(arguments: Any, work: "Callable[..., Awaitable[T]]", *labels: s
     """Do *work* of `martlet.offline.directory` with a progress bar for each of *labels*."""
     import trio
 
+    from martlet.offline.owner import owner_kept
     from martlet.store.disk.files import RealDisk
 
     directory, config = os.path.abspath(arguments.directory), _config(arguments)
     bars = [Bar(label, "B") for label in labels]
     try:
-        return trio.run(partial(work, directory, config, RealDisk(), *map(_shown, bars)))
+        with owner_kept(directory):
+            return trio.run(partial(work, directory, config, RealDisk(), *map(_shown, bars)))
     finally:
         for bar in bars:
             bar.close()
@@ -231,6 +235,7 @@ def repair(arguments: Any) -> int:
 def back_up(arguments: Any) -> int:
     from martlet.errors import StoreError
     from martlet.offline.backup import backup
+    from martlet.offline.owner import give_to_owner
     from martlet.offline.unfinished import unfinished_backup
     from martlet.store.disk.files import RealDisk
 
@@ -241,6 +246,7 @@ def back_up(arguments: Any) -> int:
     labels = ("copying", "starting the copy", "indexing keys", "trying a start", "verifying")
     with ended_by(signal.SIGTERM, signal.SIGHUP), unfinished_backup(target, RealDisk()) as folder:
         made = _run_offline(arguments, partial(backup, target=folder), *labels)
+        give_to_owner(folder, arguments.directory)
     if arguments.json:
         fields = {"target": target, "copied_bytes": made.copied_bytes, "sound": not made.findings}
         print_json({**fields, "findings": _listed(made.findings), **_fields(made.inspection)})
