@@ -196,7 +196,7 @@ async def test_records_of_internal_topics_are_shown_to_administrators_only(topic
         broker.authorizers = (lambda identity, action, name: action == "read",)
         with pytest.raises(Refused, match="may not get the message at position"):
             await gate.queries.record_at(placed.position)
-        with pytest.raises(Refused, match="may not update the broker"):
+        with pytest.raises(Refused, match="may not update the cluster"):
             gate.queries.keys(topic, b"k", 1, 0, 1 << 62, 1 << 20)
 
 

@@ -49,7 +49,7 @@ def test_a_name_server_alone_knows_its_clients(tmp_path: Path, start: Callable[.
     assert "plugins nameserver, users" in process.log.read_text()
     address = addresses["nameserver"]
     refused = said(address, TEXT)
-    assert (refused.code, refused.remark) == (ResponseCode.NO_PERMISSION, "'' may not update the broker")
+    assert (refused.code, refused.remark) == (ResponseCode.NO_PERMISSION, "'' may not update the cluster")
     for secret, code in ("ann's secret", 0), ("a guess", ResponseCode.NO_PERMISSION):
         assert said(address, SigningKey("ann", secret).sign(KV, TEXT, b"")).code == code
     assert process.stop() == Exit.OK

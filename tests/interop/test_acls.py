@@ -135,7 +135,7 @@ def test_users_and_rules_are_copied_between_brokers(brokers: Brokers, tools: dic
     assert "10.0.0.0/8" in shown[0]
     assert shown[0] == shown[1]
     dave = {"access_key": "dave", "secret_key": "dave's secret"}
-    assert "may not get the broker" in tool.mqadmin("listUser", "-b", martlet, **dave)  # his signature is right
+    assert "may not get the cluster" in tool.mqadmin("listUser", "-b", martlet, **dave)  # his signature is right
 
     tool.mqadmin("deleteAcl", "-b", real, "-s", "User:dave", **ROOT)
     assert "copy acl of User:dave" in tool.mqadmin("copyAcl", *back, "-s", "User:dave", **ROOT)
@@ -184,7 +184,7 @@ def test_the_tool_of_acl_1_makes_users(brokers: Brokers, old_tool: Callable[...,
         ("Default", "Topic:*"): ("Allow", ["Sub"]),
     }
     denied = old_tool(frank, "deleteAclConfig", "-a", "frank")
-    assert "'frank' may not update the broker" in denied  # the signature is right
+    assert "'frank' may not update the cluster" in denied  # the signature is right
     assert "each request must be signed" in old_tool(ROOT, "updateGlobalWhiteAddr", "-g", "10.0.0.*")
     assert "listUser and listAcl" in old_tool(ROOT, "clusterAclConfigVersion")
     assert "success" in old_tool(ROOT, "deleteAclConfig", "-a", "frank")

@@ -299,7 +299,7 @@ async def test_requests_need_the_permission_to_manage_the_broker(room: Room) -> 
     ann = await room.connect("ann")
     assert await ann.publish("$CONTROL/martlet/v1/clients", b"", 1) == 0
     [answer] = await ann.messages(1)
-    assert b"'ann' may not update the broker" in answer.payload
+    assert b"'ann' may not update the cluster" in answer.payload
 
 
 # rules that change

@@ -169,7 +169,7 @@ async def test_a_broker_without_a_key_is_told_what_to_set(
     advice = (
         "set remoting.nameservers_key and remoting.nameservers_secret_file to a user who may update the cluster there"
     )
-    assert found == [f"{TROUBLE}'' may not update the broker; {advice}"]
+    assert found == [f"{TROUBLE}'' may not update the cluster; {advice}"]
     assert str(place.state).startswith("failed: request 103 was answered 16: ")
     assert not place.server.knows()
 

@@ -191,7 +191,7 @@ async def test_deleting_needs_permission(tmp_path: Path) -> None:
 
         stomp.broker.authorizers = (only_clients,)
         await talk.send(talk.frame("SUBSCRIBE", id="0", destination="/control/delete/queue/my"))
-        assert b"may not update the broker" in (await talk.error()).body
+        assert b"may not update the cluster" in (await talk.error()).body
         assert topics(stomp) == ["my"]
 
 

@@ -53,7 +53,7 @@ def _describe(name: str) -> str:
     topic, inside, below = name.partition(SEPARATOR)
     if inside:
         return f"{below!r:.200} in topic[{topic}]"
-    return f"topic[{name}]" if name else "the broker"
+    return f"topic[{name}]" if name else "the cluster"
 
 
 def as_decider(authorizer: Authorizer) -> Decider:
