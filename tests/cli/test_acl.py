@@ -396,5 +396,12 @@ def test_files_of_other_brokers_are_imported(acl: Acl) -> None:
     assert "left out: user:dora has a custom rule about name:mqtt/home/# already" in err
     code, _, err = acl.run(f"import mosquitto-passwords {folder / 'passwords'}")
     assert "left out: user dora exists already" in err
+    limited = [{"name": name, "limits": {"max-connections": 7}} for name in ("eric", "dora")]
+    (folder / "rabbit.json").write_text(json.dumps({"users": limited}))
+    assert re.search(r"eric +no +no +no +7\n", acl.done(f"import rabbitmq {folder / 'rabbit.json'} --dry-run"))
+    assert acl.run(f"import rabbitmq {folder / 'rabbit.json'}")[:2] == (0, "imported 2 users and 0 rules\n")
+    assert re.search(r"user:eric +connections 7\n$", acl.done("quota list"))
+    assert acl.json("quota list user:dora") == [], "a user who exists stays as he is"
+
     assert "is no file of definitions" in acl.fails(f"import rabbitmq {folder / 'acl.txt'}")
     assert "cannot be read" in acl.fails(f"import rocketmq {folder / 'missing'}")

@@ -29,7 +29,7 @@ from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import LEVELS
 from martlet_acl.policy.quotas import StoredQuota, changed_quota
 from martlet_acl.policy.rules import Rule, StoredRule, parse_rule
-from martlet_acl.policy.subjects import check_user_name
+from martlet_acl.policy.subjects import check_user_name, user_subject
 from martlet_acl.state import AclState
 
 __all__ = ["Administration", "StateHolder"]
@@ -320,11 +320,18 @@ def _add_imported_user(state: AclState, user: ImportedUser, left_out: list[str])
     try:
         state.check_secrets(name, secrets)
         state.put_user(name, UserRecord(administrator=user.administrator))
+        _put_imported_quota(state, user)
     except PolicyError as error:
         left_out.append(f"user {name}: {error}")
         return
     if secrets.password or secrets.keys:
         state.put_secrets(name, secrets)
+
+
+def _put_imported_quota(state: AclState, user: ImportedUser) -> None:
+    quotas, subject = state.policies.quotas, user_subject(user.name)
+    if user.connections and quotas.get(subject) is None:
+        quotas.put(subject, changed_quota(None, {"connections": user.connections}))
 
 
 def _existing(state: AclState, name: str) -> UserRecord:

@@ -79,12 +79,33 @@ def test_hashed_passwords_are_kept(algorithm: str, function: Any) -> None:
         ({"password_hash": "?", "hashing_algorithm": SHA256}, "user 'u': the hash of the password is no base64"),
         ({"password_hash": "AAAA", "hashing_algorithm": SHA256}, "user 'u': the hash of the password has 3 bytes"),
         ({"tags": "administrator"}, "user 'u': the tag administrator is not imported"),
+        ({"limits": {"max-channels": 3}}, "user 'u': max-channels 3 is not imported; there are no channels here"),
     ],
 )
-def test_what_a_user_loses_is_named(fields: dict[str, str], remark: str) -> None:
+def test_what_a_user_loses_is_named(fields: dict[str, Any], remark: str) -> None:
     imported = read(users=[{"name": "u", **fields}])
     assert imported.remarks[0].startswith(remark)
     assert (imported.users["u"].password, imported.users["u"].administrator) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "connections"),
+    [({}, 0), ([], 0), ({"max-connections": 10}, 10), ({"max-connections": -1, "max-channels": -1}, 0)],
+)
+def test_the_connections_of_a_user_are_limited_as_before(limits: Any, connections: int) -> None:
+    imported = read(users=[{"name": "u", "limits": limits}])
+    assert imported.remarks == []
+    assert imported.users["u"].connections == connections
+
+
+def test_who_may_not_connect_at_all_gets_no_password() -> None:
+    user = {"name": "u", "password_hash": b64encode(bytes(36)).decode(), "hashing_algorithm": SHA256}
+    assert read(users=[user]).users["u"].password
+    imported = read(users=[{**user, "limits": {"max-connections": 0}}])
+    assert not imported.users["u"].password
+    assert imported.remarks == [
+        "user 'u': max-connections is 0, so the user may not connect; the password is not imported"
+    ]
 
 
 # rules

@@ -100,8 +100,11 @@ def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def _show(users: Iterable[ImportedUser], rules: Iterable[ImportedRule]) -> None:
-    rows = [(user.name, user.administrator, bool(user.password), bool(user.secret)) for user in users]
-    print(table(("user", "administrator", "password", "key"), rows))
+    rows = [
+        (user.name, user.administrator, bool(user.password), bool(user.secret), user.connections or None)
+        for user in users
+    ]
+    print(table(("user", "administrator", "password", "key", "connections"), rows))
     print()
     print(
         table(

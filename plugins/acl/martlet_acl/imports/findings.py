@@ -23,12 +23,14 @@ class ImportedUser(Struct, frozen=True):
     Args:
       password: the text of a verifier (`martlet_acl.passwords`); empty for none.
       secret: of the access key with the user's name; empty for none.
+      connections: how many the user may have at the same time; 0 for any number.
     """
 
     name: str
     administrator: bool = False
     password: str = ""
     secret: str = ""
+    connections: int = 0
 
     def __repr__(self) -> str:
         return f"ImportedUser(name={self.name!r}, administrator={self.administrator!r})"
@@ -96,7 +98,7 @@ class Findings:
         except PolicyError as error:
             self.remark(place, f"secret of user {user.name!r}: {error}; give the user another one")
             secret = ""
-        self.users[user.name] = ImportedUser(user.name, user.administrator, password, secret)
+        self.users[user.name] = ImportedUser(user.name, user.administrator, password, secret, user.connections)
         return True
 
     @property

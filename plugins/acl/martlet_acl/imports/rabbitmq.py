@@ -1,4 +1,4 @@
-"""RabbitMQ's exported definitions (``rabbitmqctl export_definitions``): users, permissions and topic permissions.
+"""RabbitMQ's exported definitions (``rabbitmqctl export_definitions``): users, their limits, and their permissions.
 
 Queues and exchanges are topics here, so permissions for both become rules about topics: ``write`` to publish, ``read``
 to subscribe, ``configure`` to create, update and delete. Who may write to the exchange ``amq.default`` may send to each
@@ -29,6 +29,7 @@ SHA2: Final = {"rabbit_password_hashing_sha256": ("sha256", 32), "rabbit_passwor
 SALT_BYTES: Final = 4
 USER_NAME: Final = "{username}"
 DEFAULT_EXCHANGE, TOPIC_EXCHANGE = "amq.default", "amq.topic"
+CONNECTIONS, CHANNELS = "max-connections", "max-channels"  # limits of a user; below 0 for none
 # As STOMP's destinations encode their names (docs/stomp.md).
 _UNFIT: Final = re.compile(r"[^%|\w-]", re.ASCII)
 _SPECIAL: Final = re.compile(r"[*+#{}]")
@@ -46,6 +47,7 @@ class _User(Struct, frozen=True):
     password_hash: str = ""
     hashing_algorithm: str = ""
     tags: str | list[str] = ""
+    limits: dict[str, int] | list[int] = {}  # an empty object of Erlang may be written as a list
 
 
 @final
@@ -118,10 +120,17 @@ def _add_user(found: Findings, user: _User) -> None:
     except PolicyError as error:
         found.remark(place, f"{error}; set the password anew")
         password = ""
+    limits = user.limits if isinstance(user.limits, dict) else {}
+    connections = limits.get(CONNECTIONS, -1)
+    if connections == 0:
+        found.remark(place, f"{CONNECTIONS} is 0, so the user may not connect; the password is not imported")
+        password = ""
+    if limits.get(CHANNELS, -1) >= 0:
+        found.remark(place, f"{CHANNELS} {limits[CHANNELS]} is not imported; there are no channels here")
     tags = user.tags.split(",") if isinstance(user.tags, str) else user.tags
     if "administrator" in tags:
         found.remark(place, "the tag administrator is not imported; here an administrator may do everything")
-    found.add_user(place, ImportedUser(user.name, password=password))
+    found.add_user(place, ImportedUser(user.name, password=password, connections=max(connections, 0)))
 
 
 def _verifier(user: _User) -> str:
