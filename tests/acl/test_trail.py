@@ -61,6 +61,16 @@ async def test_logins_refusals_and_changes_are_in_the_trail_and_no_secret(tmp_pa
     assert "password of" not in json.dumps(lines)
 
 
+async def test_changes_of_quotas_are_in_the_trail(tmp_path: Path) -> None:
+    async with audited(tmp_path) as (broker, lines):
+        await broker.administration.change_quota("user:ann", {"messages_in": 10, "refuses": True})
+        await broker.administration.delete_quota("user:ann")
+    assert [each["change"] for each in lines] == [
+        "set quota of user:ann: messages_in 10, refuses true",
+        "delete quota of user:ann",
+    ]
+
+
 async def test_a_topic_gets_the_lines_too(tmp_path: Path) -> None:
     async with audited(tmp_path, audit_topic="audit") as (broker, lines):
         assert await broker.mqtt_login("ann", PASSWORD.format("ann").encode()) is not None

@@ -1,6 +1,7 @@
 """Quotas of remoting clients: slowed, or refused with code 2 and the reason; none of their messages is lost."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from struct import pack
 
@@ -258,11 +259,14 @@ async def test_a_pull_above_the_rate_is_refused_with_its_reason(room: Room, auto
 async def test_pops_are_answered_later(room: Room, autojump_clock: MockClock) -> None:
     await room.store(60)
     give(room.broker, Quota(messages_out=10))
-    client, progress = room.client(), Progress(10, step=3)
-    got: list[bytes] = []
+    await check_slow(partial(room.client().ask, RequestCode.POP_MESSAGE, waiting_ext("T")))
+
+
+async def check_slow(receive: Callable[[], Awaitable[Command]]) -> None:
+    """See that *receive* returns 60 messages, ten a second."""
+    progress, got = Progress(10, step=3), list[bytes]()
     while len(got) < 60:
-        answer = await client.ask(RequestCode.POP_MESSAGE, waiting_ext("T"))
-        got += words(answer.body)
+        got += words((await receive()).body)
         progress.came(len(got) - progress.count)
     assert got == numbers(60)
     progress.check_end()
@@ -299,14 +303,9 @@ async def test_another_client_pops_what_a_slowed_one_may_not_have(room: Room, au
 async def test_frames_of_a_bulk_read_come_later(room: Room, autojump_clock: MockClock) -> None:
     await room.store(60)
     give(room.broker, Quota(messages_out=10))
-    client, progress = room.client(), Progress(10, step=3)
+    client = room.client()
     await client.send(RequestCode.BULK_READ, {"topic": "T", "queueId": 0, "offset": 0})
-    got: list[bytes] = []
-    while len(got) < 60:
-        got += words((await client.receive()).body)
-        progress.came(len(got) - progress.count)
-    assert got == numbers(60)
-    progress.check_end()
+    await check_slow(client.receive)
 
 
 async def test_a_bulk_read_above_the_rate_is_refused(room: Room, autojump_clock: MockClock) -> None:
