@@ -15,6 +15,7 @@ from getpass import getpass
 from pathlib import Path
 from typing import Any, ClassVar, Final, final
 
+import trio
 from msgspec import ValidationError, convert
 
 from martlet.broker import Broker
@@ -47,6 +48,7 @@ __all__ = ["User", "UsersConfig", "UsersPlugin", "hash_password", "read_users"]
 
 ACTIONS: Final = ("publish", "read", "manage")
 KEYS: Final = frozenset(("password", "scram", "signing_key", "certificate", "rules", "quota"))
+PROOFS: Final = ("password", "scram", "signing_key", "certificate")
 GROUP_KEYS: Final = frozenset(("members", "quota"))
 USER: Final = "{user}"  # in a rule
 ANONYMOUS: Final = ""  # the user name for the section [anonymous]
@@ -56,6 +58,7 @@ SCRYPT_N: Final = 1 << 14
 SCRYPT_R: Final = 8
 SCRYPT_P: Final = 1
 SCHEME: Final = "scrypt"
+ENDED: Final = "the user is gone, or proves itself in another way now; log in again"
 
 
 def hash_password(password: bytes, salt: bytes) -> str:
@@ -87,8 +90,16 @@ class User:
     rules: tuple[tuple[str, re.Pattern[str]], ...] = ()
     quotas: tuple[Quota, ...] = ()
 
+    def still_proves(self, after: "User") -> bool:
+        """Whether *after* accepts every proof that this user has accepted."""
+        pairs = [(getattr(self, name), getattr(after, name)) for name in PROOFS]
+        return all(not before or before == now for before, now in pairs)
+
     def may(self, action: str, name: str) -> bool:
         return any(action == wanted and pattern.match(name) for wanted, pattern in self.rules)
+
+
+NO_USER: Final = User()
 
 
 def read_users(path: str) -> dict[str, User]:
@@ -173,8 +184,11 @@ class Users:
         self._pepper = secrets.token_bytes(32)
         self._unknown = secrets.token_bytes(32)  # the signing key of users who have none
 
-    def read_again(self) -> None:
-        self._users = read_users(self._path)
+    def read_again(self) -> frozenset[str]:
+        """Read the file again; return the users who are gone, or can no longer prove who they are as before."""
+        before, self._users = self._users, read_users(self._path)
+        users = self._users
+        return frozenset(name for name, user in before.items() if not user.still_proves(users.get(name, NO_USER)))
 
     def authenticate(
         self, credentials: Credentials, origin: LoginOrigin
@@ -182,10 +196,10 @@ class Users:
         """An `Authenticator` for passwords, signed requests and certificates."""
         match credentials:
             case Password(name, password):
-                stored = self._users.get(name, User()).password if name else ""
+                stored = self._users.get(name, NO_USER).password if name else ""
                 return PasswordCheck(Identity(name), stored.encode(), partial(check_password, name, password, stored))
             case AccessKey(name):
-                key = self._users.get(name, User()).signing_key if name else ""
+                key = self._users.get(name, NO_USER).signing_key if name else ""
                 # Nobody has signed with a random key, and refusing takes as long as for a user who exists.
                 return SigningSecret(Identity(name), key.encode() or self._unknown)
             case Certificate(name):
@@ -196,7 +210,7 @@ class Users:
 
     def find_secret(self, name: str) -> ScramSecret | None:
         """Return the SCRAM secret of the user *name*, None if there is none."""
-        return self._users.get(name, User()).scram if name else None
+        return self._users.get(name, NO_USER).scram if name else None
 
     def mechanisms(self) -> Mapping[str, Mechanism]:
         """Return the mechanisms, by name."""
@@ -226,6 +240,7 @@ class UsersPlugin(Hooks):
     def __init__(self, config: UsersConfig) -> None:
         super().__init__(config)
         self._users: Users | None = None
+        self._broker: Broker | None = None
         if Path(config.file).exists():  # `martlet check` finds its errors
             self._users = Users(config.file)
 
@@ -237,6 +252,7 @@ class UsersPlugin(Hooks):
         return self._users
 
     def martlet_authenticators(self, broker: Broker) -> Sequence[Authenticator]:
+        self._broker = broker
         return (self.users.authenticate,)
 
     def martlet_mechanisms(self, broker: Broker) -> Mapping[str, Mechanism]:
@@ -249,7 +265,10 @@ class UsersPlugin(Hooks):
         return (self.users.quotas,)
 
     def martlet_reload(self) -> None:
-        self.users.read_again()
+        """Read the file again; called in a worker thread."""
+        ended = self.users.read_again()
+        if ended and self._broker is not None:
+            trio.from_thread.run_sync(self._broker.end_clients, lambda identity: identity.name in ended, ENDED)
 
     def martlet_commands(self) -> Sequence[Subcommand]:
         def configure(parser: ArgumentParser) -> None:

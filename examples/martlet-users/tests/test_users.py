@@ -5,10 +5,13 @@ import io
 import re
 from argparse import ArgumentParser
 from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
+import trio
+import trio.testing
 
 from martlet.broker import Broker
 from martlet.contracts import (
@@ -43,6 +46,9 @@ signing_key = "robot's key"
 [anonymous]
 rules = ["read news"]
 """
+
+
+LOGINS = ("", "shop", "robot", "another")
 
 
 def users(directory: Path, text: str = FILE) -> UsersPlugin:
@@ -138,9 +144,37 @@ async def test_a_reload_takes_a_new_file_and_keeps_the_old_one_where_it_is_wrong
         broker.rules.changed()
         assert broker.gate(Identity()).allows("subscribe", "news")
         (tmp_path / "users.toml").write_text('[users.robot]\nrules = ["read *"]')
-        plugin.martlet_reload()
+        await trio.to_thread.run_sync(plugin.martlet_reload)
         broker.rules.changed()
         assert gate.allows("subscribe", "news")
+
+
+@pytest.mark.parametrize(
+    ("change", "ended"),
+    [
+        (lambda text: text, []),
+        (lambda text: text.replace('"publish orders", ', ""), []),
+        (lambda text: text.replace(SHOP, hash_password(b"another", b"salt" * 4)), ["shop"]),
+        (lambda text: text.replace("certificate = true", ""), ["shop"]),
+        (lambda text: text.replace("robot's key", "another key"), ["robot"]),
+        (lambda text: text.replace("[users.robot]", "[users.android]"), ["robot"]),
+        (lambda text: text.replace("[users.robot]", '[users.robot]\npassword = "scrypt$YQ==$YQ=="'), []),
+    ],
+)
+async def test_a_reload_ends_the_logins_of_who_proves_itself_in_another_way(
+    tmp_path: Path, change: Callable[[str], str], ended: list[str]
+) -> None:
+    async with serving(tmp_path / "data") as running:
+        broker, plugin = running.broker, users(tmp_path)
+        install(plugin, broker)
+        found: list[str] = []
+        broker.revocation.logins.append(
+            lambda: iter([(Identity(name), lambda refused, name=name: found.append(name)) for name in LOGINS])
+        )
+        (tmp_path / "users.toml").write_text(change(FILE))
+        await trio.to_thread.run_sync(plugin.martlet_reload)
+        await trio.testing.wait_all_tasks_blocked()
+        assert found == ended
 
 
 @pytest.mark.parametrize(
