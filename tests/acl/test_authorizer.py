@@ -19,11 +19,19 @@ ALICE = "password of alice"
 KEY = "secret of alice"
 
 
+SHARED = ("deny all on shared:*", "allow all on shared:stomp/queue/b")
+
+
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[AclBroker]:
     users = {"alice": {}, "bob": {"disabled": True}}
     rules = {
-        "user:alice": ["allow all on topic:orders", "allow publish on name:mqtt/alice/#", "deny all on shared:*"],
+        "user:alice": [
+            "allow all on topic:orders",
+            "allow publish on name:mqtt/alice/#",
+            "deny all on shared:*",
+            "allow all on shared:stomp/queue/b",
+        ],
         "everybody": ["deny all on topic:closed", "allow all on name:closed/a"],
     }
     write_files(tmp_path, users, rules, observe=True)
@@ -130,6 +138,7 @@ async def test_to_observe_begins_at_once(broker: AclBroker) -> None:
         ("orders/a", "name", False),
         ("closed/a", "name", True),  # the topic is denied, so the name is not asked about
         ("stomp/queue/a", "shared", True),
+        ("stomp/queue/b", "shared", False),  # the rule that matches fewer groups decides
         ("", "cluster", True),
     ],
 )

@@ -319,14 +319,14 @@ def _gate_name(kind: str, name: str) -> str:
     if kind == "group":
         return RETRY_PREFIX + name
     if kind == "shared":
-        return SEPARATOR.join((SHARED, name)) if name else SHARED
+        return SEPARATOR.join((SHARED, name))
     return name
 
 
 def _is_whole(kind: str, name: str) -> bool:
-    if kind in ("name", "shared") and name:
+    if kind in ("name", "shared"):
         return all(name.partition(SEPARATOR))
-    return bool(name) or kind in ("cluster", "shared")
+    return bool(name) or kind == "cluster"
 
 
 def _step_row(step: Explanation, decisive: Explanation | None) -> Row:

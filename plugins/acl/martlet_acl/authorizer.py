@@ -28,7 +28,13 @@ class RuleAuthorizer:
         return self._state().policies.networks
 
     def decide(self, question: Question) -> Verdict | None:
-        """Return the verdict of the rules; None if none of them matches."""
+        """Return the verdict of the rules; None if none of them matches.
+
+        There is none about all shared groups together, which the core asks about before each of them: the rule that
+        matches fewer groups decides.
+        """
+        if question.kind == "shared" and not question.name:
+            return None
         state = self._state()
         if not state.observe:
             return state.policies.decide(question)

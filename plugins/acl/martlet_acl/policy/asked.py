@@ -109,11 +109,9 @@ class Asked:
 
 
 def outer_question(question: Question) -> Question | None:
-    """Return the question that is asked before *question*: about the topic of a name, or about all shared groups."""
+    """Return the question that is asked before *question*: about the topic of a name."""
     if question.kind == "name":
         return replace(question, kind="topic", name=question.name.partition("/")[0])
-    if question.kind == "shared" and question.name:
-        return replace(question, name="")
     return None
 
 

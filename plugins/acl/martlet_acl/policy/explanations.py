@@ -48,8 +48,7 @@ class Explanation(Struct, frozen=True):
       verdict: the same, or a refusal with a reason. For a name inside a topic the topic is asked about first, and this
         is what follows from both.
       subjects: those whose rules count.
-      of_topic: the explanation for the topic, if the question is about a name inside it; for a shared group that for
-        all shared groups.
+      of_topic: the explanation for the topic, if the question is about a name inside it.
     """
 
     question: Question
