@@ -1,32 +1,55 @@
 """What access rules and quotas cost: loading them, the memory they take, decisions, and the quotas of a user.
 
     python benchmarks/policies.py [--users 10000] [--rules 100000] [--groups 500] [--quotas]
+    python benchmarks/policies.py --pauses 9
 
 Each user has the same number of rules and is in four groups, which have further ones; everybody has ten. With --quotas
 each user and each group has one. Prints the time to decode and to check the document, the memory that is left
 afterwards and at the most, and the processor time of decisions: the first one of each user, which prepares the rules,
 further ones, and the first one after a change.
+
+With ``--pauses`` a broker has the document, and so many times an edit of its file is read again, an edit with an error
+is refused, and an administrator changes a rule. Prints what they take, and how late a timer of 1 ms of the event loop
+was at the most meanwhile: the median of these times and the least. In between, the timer runs as long beside nothing:
+other work on the machine makes it late as well.
 """
 
 import argparse
 import gc
+import json
+import logging
 import random
 import statistics
+import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import trio
 
-from martlet.contracts import Identity, Question
+from martlet.app import saving
+from martlet.broker import Broker
+from martlet.contracts import AccessRule, Identity, Question, Service
 from martlet.runtime.gc_schedule import OldObjects
+from martlet.runtime.steps import finish_now
+from martlet.state import Projection
+from martlet.store import StoreConfig
+from martlet.store.disk.files import RealDisk, atomic_write
+from martlet.testing.peers import serving
+from martlet_acl.config import AclConfig
+from martlet_acl.files import POLICIES, SECRETS
+from martlet_acl.plugin import AclPlugin
 from martlet_acl.policy.document import PolicyDocument, StoredPolicies, decode_document, fill_policies
 from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import Policies
 from martlet_acl.policy.quotas import StoredQuota
 from martlet_acl.policy.rules import StoredRule, parse_rule
 
+TICK_S = 0.001
 NETWORKS = tuple(f"10.{number}.0.0/16" for number in range(200))
 
 
@@ -119,21 +142,107 @@ def measure_decisions(policies: Policies, users: int) -> None:
     show("change of a group", changes)
 
 
+class Timer:
+    """A timer of the event loop; ``late_s`` is how late it was at the most."""
+
+    def __init__(self) -> None:
+        self.late_s = 0.0
+
+    async def run(self) -> None:
+        while True:
+            due = time.perf_counter() + TICK_S
+            await trio.sleep(TICK_S)
+            self.late_s = max(self.late_s, time.perf_counter() - due)
+
+
+@asynccontextmanager
+async def acl_broker(directory: Path) -> AsyncIterator[AclPlugin]:
+    plugin = AclPlugin(AclConfig(watch_s=0))
+
+    def projections(broker: Broker) -> Sequence[Projection]:
+        plugin.martlet_capabilities(broker)
+        return ()
+
+    def services(broker: Broker) -> Sequence[Service]:
+        return [partial(saving.run, broker)]
+
+    async with serving(
+        directory, store=StoreConfig(flush="async"), projections=projections, services=services
+    ) as running:
+        OldObjects().start()
+        while running.broker.saver is None:
+            await trio.lowlevel.checkpoint()
+        yield plugin
+
+
+async def measure_pauses(data: bytes, users: int, repeats: int) -> None:
+    document = msgspec.json.decode(data)
+    key = {"keys": {"{}": {"secret": "a secret of twenty bytes"}}}
+    secrets = {name: json.loads(json.dumps(key).replace("{}", name)) for name in document["users"]}
+    with tempfile.TemporaryDirectory(prefix="martlet-policies-") as folder:
+        policies_file, secrets_file = (Path(folder, file) for file in (POLICIES, SECRETS))
+        policies_file.parent.mkdir()
+        policies_file.write_bytes(data)
+        secrets_file.touch(0o600)
+        secrets_file.write_bytes(msgspec.json.encode({"users": secrets}))
+        async with acl_broker(Path(folder)) as plugin:
+            lines = []
+
+            async def reload(content: bytes) -> None:
+                for user in range(users):  # so that there is something to forget
+                    plugin.state().policies.decide(Question(Identity(f"u{user}"), "get", "topic", "a", ""))
+                await trio.to_thread.run_sync(atomic_write, RealDisk(), str(policies_file), content)
+                lines.append(await timed_pause(plugin.saved.reload))
+
+            for number in range(repeats):
+                rule = AccessRule(f"topic:changed{number}", ("get",), "allow")
+                put = partial(plugin.administration.put_rules, f"user:u{number}", "custom", [rule], None)
+                lines.append(await timed_pause(put))
+                content = policies_file.read_bytes()
+                await reload(content[:-3])
+                await reload(content + b"\n")
+                lines.append(await timed_pause(partial(trio.sleep, lines[-1][0])))
+                assert len(plugin.state().policies) > number
+    for number, what in enumerate(("a changed rule", "an edit with an error", "an edit", "nothing")):
+        times, pauses = zip(*lines[number::4], strict=True)
+        shown = f"{statistics.median(pauses) * 1000:6.1f} ms, least {min(pauses) * 1000:6.1f} ms"
+        print(f"{what:<24}{statistics.median(times):6.2f} s, late by {shown}")
+
+
+async def timed_pause(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
+    """Return what *work* takes, and how late the timer was, in seconds."""
+    timer = Timer()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(timer.run)
+        await trio.sleep(0.05)
+        timer.late_s = 0.0
+        began = time.perf_counter()
+        await work()
+        elapsed = time.perf_counter() - began
+        nursery.cancel_scope.cancel()
+    return elapsed, timer.late_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--users", type=int, default=10_000)
     parser.add_argument("--groups", type=int, default=500)
     parser.add_argument("--rules", type=int, default=100_000)
     parser.add_argument("--quotas", action="store_true")
+    parser.add_argument("--pauses", type=int, default=0)
     options = parser.parse_args()
     data = make_document(options.users, options.groups, options.rules, quotas=options.quotas)
+    if options.pauses:
+        logging.disable(logging.ERROR)
+        trio.run(measure_pauses, data, options.users, options.pauses)
+        return
     gc.collect()
     gc.disable()  # as at the start of a broker
     resident = resident_mib()
     began = time.perf_counter()
-    document = decode_document(data)
+    document = finish_now(decode_document(data))
     decoded = time.perf_counter()
-    policies = fill_policies(document)
+    policies = finish_now(fill_policies(document))
     filled = time.perf_counter()
     del document
     OldObjects().start()
@@ -144,7 +253,7 @@ def main() -> None:
     measure_decisions(policies, options.users)
     print(f"after all of them: {resident_mib() - resident:.0f} MiB resident")
     tracemalloc.start()
-    policies = fill_policies(decode_document(data))
+    policies = finish_now(fill_policies(finish_now(decode_document(data))))
     held, most = tracemalloc.get_traced_memory()
     print(f"loading once more: {held / (1 << 20):.0f} MiB held, {most / (1 << 20):.0f} MiB at the most")
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.acl.policy.worlds import policies_of, worlds
+from tests.acl.policy.worlds import filled, policies_of, worlds
 
 from martlet.access.rules import Rules
 from martlet.contracts import Question
@@ -14,7 +14,7 @@ from martlet.errors import Refused
 from martlet_acl.answering import _gate_name, _question
 from martlet_acl.authorizer import RuleAuthorizer
 from martlet_acl.observations import Observations
-from martlet_acl.policy.document import PolicyDocument, StoredPolicies, fill_policies
+from martlet_acl.policy.document import PolicyDocument, StoredPolicies
 from martlet_acl.policy.explanations import explain
 from martlet_acl.policy.rules import StoredRule, parse_rule
 from martlet_acl.policy.subjects import ANONYMOUS
@@ -35,7 +35,7 @@ def wholes(draw: st.DrawFn) -> tuple[AclState, list[Question]]:
         more = [replace(rule, resource=draw(topics)) for rule in draw(policies_of("topic", "everybody"))]
         found = {rule.resource: rule for rule in (*more, *stored.custom)}
         rules[subject] = StoredPolicies(tuple(found.values()), stored.default)
-    policies = fill_policies(PolicyDocument(document.users, document.groups, rules))
+    policies = filled(PolicyDocument(document.users, document.groups, rules))
     return AclState(policies, observe=draw(st.booleans())), [each for each in questions if is_whole(each)]
 
 

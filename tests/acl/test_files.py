@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acl.brokers import SALT, policy
-from tests.acl.policy.worlds import worlds
+from tests.acl.policy.worlds import filled, worlds
 
 from martlet.contracts import Identity, Question
 from martlet.runtime.steps import finish_now
@@ -23,7 +23,7 @@ from martlet_acl.files import (
     secrets_in_steps,
 )
 from martlet_acl.passwords import hash_password
-from martlet_acl.policy.document import PolicyDocument, document_of, fill_policies
+from martlet_acl.policy.document import PolicyDocument, document_of
 from martlet_acl.policy.members import UserRecord
 from martlet_acl.state import AclState
 
@@ -39,7 +39,7 @@ def files_of(state: AclState) -> tuple[bytes, bytes]:
 
 
 def loaded(policies: Any = None, secrets: Any = None, before: FileVersions = NO_VERSIONS) -> LoadedFiles:
-    return load(json.dumps(policies or {}).encode(), json.dumps(secrets or {}).encode(), before)
+    return finish_now(load(json.dumps(policies or {}).encode(), json.dumps(secrets or {}).encode(), before))
 
 
 def problems(policies: Any = None, secrets: Any = None, before: FileVersions = NO_VERSIONS) -> list[str]:
@@ -53,12 +53,12 @@ def problems(policies: Any = None, secrets: Any = None, before: FileVersions = N
 @settings(max_examples=100)
 @given(worlds(), st.booleans())
 def test_what_was_written_is_read_again(world: tuple[PolicyDocument, list[Question]], observe: bool) -> None:
-    state = AclState(fill_policies(world[0]), 7, observe=observe)
+    state = AclState(filled(world[0]), 7, observe=observe)
     for number, name in enumerate(state.users):
         state.put_password(name, VERIFIER)
         state.put_key(name, f"key {number}", SecretKey(HIDDEN, disabled=bool(number % 2)))
     state.version += 1
-    found = load(*files_of(state), FileVersions(8, 8))
+    found = finish_now(load(*files_of(state), FileVersions(8, 8)))
     assert found.warnings == ()
     assert document_of(found.state.policies) == document_of(state.policies)
     assert (found.state.secrets, found.state.keys) == (state.secrets, state.keys)
@@ -154,9 +154,9 @@ def test_a_key_that_is_there_twice_is_refused() -> None:
     rule = '{"custom": [{"resource": "*", "actions": ["all"], "decision": "%s"}]}'
     policies = f'{{"rules": {{"everybody": {rule % "deny"}, "everybody": {rule % "allow"}}}}}'
     with pytest.raises(AclFilesError, match="the key 'everybody' is there twice"):
-        load(policies.encode(), b"{}", FileVersions())
+        finish_now(load(policies.encode(), b"{}", FileVersions()))
     with pytest.raises(AclFilesError, match="the key 'alice' is there twice"):
-        load(b"{}", b'{"users": {"alice": {}, "alice": {}}}', FileVersions())
+        finish_now(load(b"{}", b'{"users": {"alice": {}, "alice": {}}}', FileVersions()))
 
 
 @settings(max_examples=200)
@@ -175,7 +175,7 @@ def test_damaged_files_are_refused_or_say_what_they_said(data: st.DataObject) ->
     files[which] = bytes(content)
     said: list[str] = []
     try:
-        load(files[0], files[1], FileVersions())
+        finish_now(load(files[0], files[1], FileVersions()))
     except AclFilesError as error:
         said = error.problems
     assert not any(HIDDEN in text for text in said)
@@ -271,11 +271,11 @@ def test_a_missing_file_is_said() -> None:
 
 def test_an_edited_file_must_not_be_older_than_what_is_in_use() -> None:
     policies, secrets = files_of(AclState(version=9))
-    load(policies, secrets, FileVersions(9, 9))
+    finish_now(load(policies, secrets, FileVersions(9, 9)))
     with pytest.raises(AclFilesError, match=r"acl.json is of version 8, but version 9 has been in use"):
-        load(version(policies, 8), secrets, FileVersions(9, 9))
+        finish_now(load(version(policies, 8), secrets, FileVersions(9, 9)))
     with pytest.raises(AclFilesError, match=r"acl.secrets is of version 8, .* keys that were removed"):
-        load(policies, version(secrets, 8), FileVersions(9, 9))
+        finish_now(load(policies, version(secrets, 8), FileVersions(9, 9)))
 
 
 def test_the_previous_generation_is_used_if_the_newest_has_errors() -> None:

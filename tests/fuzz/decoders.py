@@ -16,6 +16,7 @@ with atheris.instrument_imports():
     from martlet.message import decode_properties
     from martlet.net.opening.proxy_header import ProxyHeader
     from martlet.records.codec import decode_records
+    from martlet.runtime.steps import finish_now
     from martlet_acl.policy.document import decode_document, document_of, fill_policies
     from martlet_remoting.wire.batches import decode_batch
     from martlet_remoting.wire.codec import FrameBuffer
@@ -69,7 +70,7 @@ def stomp(data: bytes) -> None:
 
 def rules(data: bytes) -> None:
     """Read *data* as a document of users and rules; what is accepted can be stored."""
-    document_of(fill_policies(decode_document(data)))
+    document_of(finish_now(fill_policies(finish_now(decode_document(data)))))
 
 
 def proxy_header(data: bytes) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import pytest
 from tests.acl.policy import reference
+from tests.acl.policy.worlds import filled
 
 from martlet.contracts import Identity, Question
-from martlet_acl.policy.document import PolicyDocument, StoredPolicies, StoredUser, fill_policies
+from martlet_acl.policy.document import PolicyDocument, StoredPolicies, StoredUser
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
 from martlet_acl.policy.rules import ACTIONS, StoredRule
 
@@ -151,7 +152,7 @@ def test_thousands_of_decisions_are_those_of_rocketmq(tmp_path: Path) -> None:
     ours: list[str] = []
     for _ in range(WORLDS):
         kind, document = make_world(random)
-        policies = fill_policies(document)
+        policies = filled(document)
         for _ in range(QUESTIONS):
             question = make_question(random, kind)
             asked.append((document, question))
@@ -178,4 +179,4 @@ def test_addresses_differ_from_rocketmq_as_documented(network: str, address: str
     document = PolicyDocument({USER: StoredUser()}, {}, {f"user:{USER}": StoredPolicies((rule,))})
     question = Question(Identity(USER), "publish", "topic", "a", address)
     assert ask_rocketmq([said(document, question)], tmp_path) == [theirs]
-    assert ask(fill_policies(document), document, question) == {"allowed": "unmatched", "unmatched": "allowed"}[theirs]
+    assert ask(filled(document), document, question) == {"allowed": "unmatched", "unmatched": "allowed"}[theirs]

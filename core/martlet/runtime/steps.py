@@ -104,6 +104,11 @@ class Budget:
         return True
 
 
+# The pause of a worker thread after a slice. It makes the event loop late by 4 ms at most; one of 0 s by 20 to 60 ms
+# (benchmarks/policies.py).
+PAUSE_S: Final = 0.00005
+
+
 def begin(steps: Steps[T]) -> Steps[T]:
     """Run the first slice of *steps* now; return the remaining steps."""
     try:
@@ -141,7 +146,8 @@ def _finished(result: T) -> Steps[T]:
 def finish_off_loop(steps: Steps[T]) -> T:
     """Run *steps* to the end in a worker thread and return the result; let the event loop run after each slice.
 
-    Without these pauses, a computing thread holds the interpreter's lock for 5 ms each time the event loop wants it.
+    Without the pauses, a computing thread holds the interpreter's lock for 5 ms each time the event loop wants it; with
+    pauses of 0 s it often takes the lock again before the event loop has woken up.
     """
     while True:
         try:
@@ -151,7 +157,7 @@ def finish_off_loop(steps: Steps[T]) -> T:
             return result
         if blocking is not None:
             blocking()
-        time.sleep(0)
+        time.sleep(PAUSE_S)
 
 
 def finish_now(steps: Steps[T]) -> T:

@@ -13,21 +13,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar, final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from martlet.errors import MartletError
-from martlet.runtime.steps import Budget, Steps
+from martlet.runtime.steps import Budget, Steps, finish_now
 from martlet_acl.credentials import UserSecrets
 from martlet_acl.policy.document import (
     PolicyDocument,
     StoredUser,
     decode_document,
     decode_each,
-    decode_json,
     fill_policies,
 )
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.policies import LEVELS, Policies
+from martlet_acl.policy.reading import read_object
 from martlet_acl.state import AclState
 
 __all__ = [
@@ -51,6 +51,7 @@ SECRET_MODE: Final = 0o600
 # Problems of a file that are reported one by one.
 PROBLEMS_MAX: Final = 20
 ENTRY_US: Final = 4.0
+SECRETS_US: Final = 8.0  # to check those of a user, and to add them
 
 T = TypeVar("T")
 ReadGenerations = Callable[[str], Iterable[bytes]]  # of a file, the newest first
@@ -69,7 +70,7 @@ class AclFilesError(MartletError):
 @final
 class _SecretsDocument(Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 0
-    users: dict[str, Raw] = {}
+    users: dict[str, str] = {}  # their text
 
 
 @final
@@ -121,18 +122,18 @@ class _Problems:
             raise AclFilesError(self.texts)
 
 
-def load(policies: bytes, secrets: bytes | None, before: FileVersions) -> LoadedFiles:
+def load(policies: bytes, secrets: bytes | None, before: FileVersions) -> Steps[LoadedFiles]:
     """Return what the two files say after somebody has edited them; *secrets* is None if there is no such file.
 
     Raises:
       AclFilesError: one of them is invalid, or older than the one *before*.
     """
     problems: list[str] = []
-    parsed_policies = _collect(problems, parse_policies, policies)
-    parsed_secrets = _collect(problems, parse_secrets, secrets) if secrets is not None else None
+    parsed_policies = yield from _collect(problems, parse_policies(policies))
+    parsed_secrets = (yield from _collect(problems, parse_secrets(secrets))) if secrets is not None else None
     if parsed_policies is None or problems:
         raise AclFilesError(problems)
-    return _join(*parsed_policies, parsed_secrets, before)
+    return (yield from _join(*parsed_policies, parsed_secrets, before))
 
 
 def load_newest(read_generations: ReadGenerations) -> LoadedFiles:
@@ -148,19 +149,19 @@ def load_newest(read_generations: ReadGenerations) -> LoadedFiles:
     secrets = _first_valid(SECRETS, parse_secrets, read_generations, warnings)
     # A crash may have come between the files.
     before = FileVersions(secrets.version - 1) if secrets is not None else FileVersions()
-    found = _join(*policies, secrets, before)
+    found = finish_now(_join(*policies, secrets, before))
     texts = [text for problems in warnings.values() for text in problems]
     return LoadedFiles(found.state, found.versions, (*texts, *found.warnings), tuple(warnings))
 
 
 def _first_valid(
-    file: str, parse: Callable[[bytes], T], read_generations: ReadGenerations, warnings: dict[str, list[str]]
+    file: str, parse: Callable[[bytes], Steps[T]], read_generations: ReadGenerations, warnings: dict[str, list[str]]
 ) -> T | None:
     """Return the newest valid generation of *file*; None if there is none at all."""
     newest: AclFilesError | None = None
     for data in read_generations(file):
         try:
-            found = parse(data)
+            found = finish_now(parse(data))
         except AclFilesError as error:
             newest = newest or error
             continue
@@ -173,43 +174,48 @@ def _first_valid(
     return None
 
 
-def _collect(problems: list[str], parse: Callable[[bytes], T], data: bytes) -> T | None:
+def _collect(problems: list[str], steps: Steps[T]) -> Steps[T | None]:
     try:
-        return parse(data)
+        return (yield from steps)
     except AclFilesError as error:
         problems += error.problems
         return None
 
 
-def parse_policies(data: bytes) -> tuple[PolicyDocument, Policies]:
+def parse_policies(data: bytes) -> Steps[tuple[PolicyDocument, Policies]]:
     """Return what ``acl.json`` says. Raises `AclFilesError`."""
     problems = _Problems(POLICIES)
     try:
-        document = decode_document(data, problems.note)
-        policies = fill_policies(document, problems.note)
+        document = yield from decode_document(data, problems.note)
+        policies = yield from fill_policies(document, problems.note)
     except PolicyError as error:
         problems.note(error)
     problems.check()
-    for subject in list(document.rules):
-        del document.rules[subject]  # all at once would keep the interpreter's lock for 100 ms
+    budget = Budget(ENTRY_US)
+    for subject in list(document.rules):  # all at once would keep the interpreter's lock for 100 ms
+        stored = document.rules.pop(subject)
+        if budget.is_over(1 + len(stored.custom) + len(stored.default)):
+            yield
     return document, policies
 
 
-def parse_secrets(data: bytes) -> _StoredSecrets:
+def parse_secrets(data: bytes) -> Steps[_StoredSecrets]:
     """Return what ``acl.secrets`` says. Raises `AclFilesError`, without any secret in its text."""
     problems = _Problems(SECRETS)
     users: dict[str, UserSecrets] = {}
     version = 0
     try:
-        outer = decode_json(data, _SecretsDocument)
+        outer = yield from read_object(data, _SecretsDocument)
         version = outer.version
-        users = decode_each(outer.users, UserSecrets, "user {}".format, problems.note)
-        holders = AclState()
+        users = yield from decode_each(outer.users, UserSecrets, "user {}".format, problems.note)
+        holders, budget = AclState(), Budget(SECRETS_US)
         for name, secrets in users.items():
             try:
                 holders.load_secrets(name, secrets)
             except PolicyError as error:
                 problems.note(error.inside(f"user {name}"))
+            if budget.is_over():
+                yield
     except PolicyError as error:
         problems.note(error)
     problems.check()
@@ -218,7 +224,7 @@ def parse_secrets(data: bytes) -> _StoredSecrets:
 
 def _join(
     document: PolicyDocument, policies: Policies, secrets: _StoredSecrets | None, before: FileVersions
-) -> LoadedFiles:
+) -> Steps[LoadedFiles]:
     """Return the state of both files, which must not be older than those *before*. Raises `AclFilesError`."""
     if secrets is None:
         _check_needs_none(document)
@@ -228,7 +234,10 @@ def _join(
     state = AclState(policies, max(versions.policies, versions.secrets), observe=document.observe)
     problems = _Problems(SECRETS)
     outdated: list[str] = []
+    budget = Budget(SECRETS_US)
     for name, stored in secrets.users.items() if secrets is not None else ():
+        if budget.is_over():
+            yield
         user = document.users.get(name)
         if user is None:
             continue
@@ -268,59 +277,93 @@ def _warnings(users: Mapping[str, StoredUser], state: AclState, outdated: list[s
 # rendering
 
 
+@final
+class _Pieces:
+    """Collects a file in pieces of the entries of a slice: joining all of them at once takes milliseconds."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._parts: list[bytes] = []
+        self._budget = Budget(ENTRY_US)
+        self._separator = b""
+
+    def add(self, text: bytes) -> None:
+        """Add *text*, in which an object may begin."""
+        self._parts.append(text)
+        self._separator = b""
+
+    def add_entry(self, name: str, value: bytes) -> None:
+        """Add an entry of the object that has begun last."""
+        self._parts.append(b"%b\n%b: %b" % (self._separator, msgspec.json.encode(name), value))
+        self._separator = b","
+
+    def is_over(self) -> bool:
+        """Count an entry; return whether the slice is over."""
+        if not self._budget.is_over():
+            return False
+        self._join()
+        return True
+
+    def _join(self) -> None:
+        self._pieces.append(b"".join(self._parts))
+        self._parts.clear()
+
+    def all(self) -> list[bytes]:
+        """Return all pieces."""
+        self._join()
+        return self._pieces
+
+
 def secrets_in_steps(version: int, secrets: Mapping[str, UserSecrets]) -> Steps[list[bytes]]:
     """Render ``acl.secrets`` in slices."""
-    entries: list[bytes] = []
-    budget = Budget(ENTRY_US)
+    pieces = _Pieces()
+    pieces.add(b'{\n"version": %d,\n"users": {' % version)
     for name in list(secrets):
         found = secrets.get(name)
         if found is not None:
-            entries.append(_entry(name, _one_line(found)))
-        if budget.is_over():
+            pieces.add_entry(name, _one_line(found))
+        if pieces.is_over():
             yield
-    return [b'{\n"version": %d,\n"users": {' % version, b",".join(entries), b"\n}\n}\n"]
+    pieces.add(b"\n}\n}\n")
+    return pieces.all()
 
 
 def policies_in_steps(state: AclState, version: int, secrets: Mapping[str, UserSecrets]) -> Steps[list[bytes]]:
     """Render ``acl.json`` of *state* in slices; *secrets* are those that were written with *version*."""
-    policies = state.policies
-    budget = Budget(ENTRY_US)
-    pieces = [b'{\n"version": %d,\n"observe": %b,\n"users": {' % (version, b"true" if state.observe else b"false")]
-    entries: list[bytes] = []
+    policies, pieces = state.policies, _Pieces()
+    pieces.add(b'{\n"version": %d,\n"observe": %b,\n"users": {' % (version, b"true" if state.observe else b"false"))
     for name, user in list(state.users.items()):
         known = secrets[name].version if name in secrets else 0
-        entries.append(_entry(name, _one_line(StoredUser(user.groups, user.administrator, user.disabled, known))))
-        if budget.is_over():
+        pieces.add_entry(name, _one_line(StoredUser(user.groups, user.administrator, user.disabled, known)))
+        if pieces.is_over():
             yield
-    pieces += [b",".join(entries), b'\n},\n"groups": {']
-    entries = [_entry(name, _one_line(groups)) for name, groups in list(policies.members.groups.items())]
-    pieces += [b",".join(entries), b'\n},\n"quotas": {']
-    yield
-    entries = []
-    for subject, quota in list(policies.quotas.items()):
-        entries.append(_entry(subject, _one_line(quota)))
-        if budget.is_over():
+    pieces.add(b'\n},\n"groups": {')
+    for name, groups in list(policies.members.groups.items()):
+        pieces.add_entry(name, _one_line(groups))
+        if pieces.is_over():
             yield
-    pieces += [b",".join(entries), b'\n},\n"rules": {']
-    yield
-    entries = []
+    pieces.add(b'\n},\n"quotas": {')
+    for subject in policies.quotas.subjects():
+        quota = policies.quotas.get(subject)
+        if quota is not None:
+            pieces.add_entry(subject, _one_line(quota))
+        if pieces.is_over():
+            yield
+    pieces.add(b'\n},\n"rules": {')
     for subject in list(policies):
         levels: list[bytes] = []
         for level in LEVELS:
-            rules = policies.rules_of(subject, level)
-            lines = [b"\n    " + _one_line(rule.stored()) for rule in rules]
+            lines: list[bytes] = []
+            for rule in policies.rules_of(subject, level):
+                lines.append(b"\n    " + _one_line(rule.stored()))
+                if pieces.is_over():
+                    yield
             if lines:
                 levels.append(b'\n  "%b": [%b\n  ]' % (level.encode(), b",".join(lines)))
-            if budget.is_over(len(rules)):
-                yield
         if levels:
-            entries.append(_entry(subject, b"{%b}" % b",".join(levels)))
-    pieces += [b",".join(entries), b"\n}\n}\n"]
-    return pieces
-
-
-def _entry(name: str, value: bytes) -> bytes:
-    return b"\n%b: %b" % (msgspec.json.encode(name), value)
+            pieces.add_entry(subject, b"{%b}" % b",".join(levels))
+    pieces.add(b"\n}\n}\n")
+    return pieces.all()
 
 
 def _one_line(value: object) -> bytes:

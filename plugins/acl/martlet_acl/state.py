@@ -1,10 +1,11 @@
 """Users, groups, rules and secrets together, and the changes of them."""
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Final, final
 
 from msgspec.structs import replace
 
+from martlet.runtime.steps import Budget, Steps
 from martlet_acl.credentials import SecretKey, UserSecrets, check_secrets
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import UserRecord
@@ -15,6 +16,7 @@ from martlet_acl.policy.subjects import group_subject, user_subject
 __all__ = ["AclState", "ended_between"]
 
 NO_SECRETS = UserSecrets()
+USER_US: Final = 2.0  # to compare a user
 
 
 @final
@@ -45,6 +47,10 @@ class AclState:
     def users(self) -> Mapping[str, UserRecord]:
         """The users by name."""
         return self.policies.members.users
+
+    def parts(self) -> list[object]:
+        """Return what this consists of, so that its owner can drop it piece by piece, from the end."""
+        return [*self.policies.parts(), *self.secrets.values()]
 
     def secrets_of(self, name: str) -> UserSecrets:
         """Return the secrets of the user *name*; none if he has none."""
@@ -165,13 +171,20 @@ def _still_proves(before: UserSecrets, after: UserSecrets) -> bool:
     return all(after.keys.get(name) == key for name, key in before.keys.items() if not key.disabled)
 
 
-def ended_between(before: AclState, after: AclState) -> set[str]:
+def ended_between(before: AclState, after: AclState) -> Steps[set[str]]:
     """Return the users whose logins end when *after* replaces *before*.
 
     Who is new and disabled may have logged in before, by a token or a certificate.
     """
-    ended = {name for name, user in after.users.items() if user.disabled and name not in before.users}
+    ended, budget = set[str](), Budget(USER_US)
+    for name, user in after.users.items():
+        if user.disabled and name not in before.users:
+            ended.add(name)
+        if budget.is_over():
+            yield
     for name in before.users:
         if not (after.is_enabled(name) and _still_proves(before.secrets_of(name), after.secrets_of(name))):
             ended.add(name)
+        if budget.is_over():
+            yield
     return ended

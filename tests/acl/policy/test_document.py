@@ -4,16 +4,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.acl.policy.worlds import worlds
+from tests.acl.policy.worlds import decoded, filled, worlds
 
-from martlet_acl.policy import document as module
+from martlet_acl.policy import reading as module
 from martlet_acl.policy.document import (
     PolicyDocument,
     StoredPolicies,
     StoredUser,
-    decode_document,
     document_of,
-    fill_policies,
 )
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.quotas import StoredQuota
@@ -23,7 +21,7 @@ RULE = b'{"resource": "topic:a", "actions": ["get"], "decision": "allow"}'
 
 
 def test_a_document_says_all_of_it() -> None:
-    document = decode_document(
+    document = decoded(
         b"""{
         "users": {"alice": {"groups": ["shop"]}, "root": {"administrator": true}, "bob": {"disabled": true}},
         "groups": {"shop": ["staff"]},
@@ -52,8 +50,8 @@ def test_a_document_says_all_of_it() -> None:
             "user:bob": StoredQuota(),
         },
     )
-    assert document_of(fill_policies(document)) == document
-    assert document_of(fill_policies(decode_document(b"{}"))) == PolicyDocument()
+    assert document_of(filled(document)) == document
+    assert document_of(filled(decoded(b"{}"))) == PolicyDocument()
 
 
 @pytest.mark.parametrize(
@@ -127,13 +125,13 @@ def test_a_document_says_all_of_it() -> None:
 )
 def test_what_is_wrong_is_refused_with_its_place(data: bytes, error: str) -> None:
     with pytest.raises(PolicyError, match=error):
-        fill_policies(decode_document(data))
+        filled(decoded(data))
 
 
 def test_a_document_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BYTES_MAX", 3)
     with pytest.raises(PolicyError, match="4 bytes are too many; 3 are allowed"):
-        decode_document(b"{  }")
+        decoded(b"{  }")
 
 
 @given(worlds(), st.data())
@@ -144,11 +142,11 @@ def test_a_damaged_document_is_another_one_or_refused(world: object, data: st.Da
         place = data.draw(st.integers(0, len(text) - 1))
         text[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=2))
     try:
-        policies = fill_policies(decode_document(bytes(text)))
+        policies = filled(decoded(bytes(text)))
     except PolicyError:
         return
     document = document_of(policies)
-    assert document_of(fill_policies(document)) == document
+    assert document_of(filled(document)) == document
 
 
 @given(
@@ -183,8 +181,8 @@ def test_a_damaged_document_is_another_one_or_refused(world: object, data: st.Da
 )
 def test_any_bytes_are_a_document_or_refused(data: bytes) -> None:
     try:
-        policies = fill_policies(decode_document(data))
+        policies = filled(decoded(data))
     except PolicyError:
         return
     document = document_of(policies)
-    assert document_of(fill_policies(document)) == document
+    assert document_of(filled(document)) == document

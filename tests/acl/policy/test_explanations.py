@@ -2,10 +2,10 @@
 
 from hypothesis import given, settings
 from tests.acl.policy.test_policies import allowed, put
-from tests.acl.policy.worlds import worlds
+from tests.acl.policy.worlds import filled, worlds
 
 from martlet.contracts import Identity, Question, Verdict
-from martlet_acl.policy.document import PolicyDocument, fill_policies
+from martlet_acl.policy.document import PolicyDocument
 from martlet_acl.policy.explanations import DECIDES, Explanation, explain
 from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import Policies
@@ -91,7 +91,7 @@ def test_anonymous_clients_are_named() -> None:
 @settings(max_examples=150)
 @given(worlds())
 def test_an_explanation_agrees_with_the_decision(world: tuple[PolicyDocument, list[Question]]) -> None:
-    policies = fill_policies(world[0])
+    policies = filled(world[0])
     for question in world[1]:
         explanation = explain(policies, question)
         assert explanation.opinion == policies.decide(question)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acl.policy import reference
-from tests.acl.policy.worlds import worlds
+from tests.acl.policy.worlds import filled, worlds
 
 from martlet.contracts import Identity, Question, Verdict
 from martlet_acl.policy import policies as policies_module
 from martlet_acl.policy import policy as policy_module
-from martlet_acl.policy.document import PolicyDocument, StoredPolicies, document_of, fill_policies
+from martlet_acl.policy.document import PolicyDocument, StoredPolicies, document_of
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
@@ -52,7 +52,7 @@ def may(policies: Policies, name: str, action: str = "publish", user: str = "ali
 @given(worlds())
 def test_decisions_are_those_of_the_plain_reference(world: tuple[PolicyDocument, list[Question]]) -> None:
     document, questions = world
-    policies = fill_policies(document)
+    policies = filled(document)
     for question in questions:
         assert allowed(policies.decide(question)) == reference.decide(document, question)
 
@@ -89,7 +89,7 @@ def test_after_any_changes_all_is_as_if_loaded_at_once(
     before: tuple[PolicyDocument, list[Question]], after: tuple[PolicyDocument, list[Question]], random: Random
 ) -> None:
     questions = before[1] + after[1]
-    policies = fill_policies(before[0])
+    policies = filled(before[0])
     changes = changes_between(policies, before[0], after[0])
     random.shuffle(changes)
     for change in changes:
@@ -104,8 +104,8 @@ def test_after_any_changes_all_is_as_if_loaded_at_once(
 
 @given(worlds())
 def test_a_document_of_policies_is_one_that_makes_the_same(world: tuple[PolicyDocument, list[Question]]) -> None:
-    document = document_of(fill_policies(world[0]))
-    assert document_of(fill_policies(document)) == document
+    document = document_of(filled(world[0]))
+    assert document_of(filled(document)) == document
     assert count_rules(document) == count_rules(world[0])
 
 

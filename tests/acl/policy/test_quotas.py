@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from msgspec.structs import asdict
 from tests.acl.policy.reference import quotas_of
-from tests.acl.policy.worlds import worlds
+from tests.acl.policy.worlds import filled, worlds
 
 from martlet.contracts import Identity, Question, Quota
 from martlet_acl.policy import quotas as module
-from martlet_acl.policy.document import PolicyDocument, fill_policies
+from martlet_acl.policy.document import PolicyDocument
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import Policies
@@ -63,7 +63,7 @@ def test_who_is_removed_has_no_quota() -> None:
 @given(worlds())
 def test_the_quotas_of_an_identity_are_those_of_its_subjects(world: tuple[PolicyDocument, list[Question]]) -> None:
     document, questions = world
-    policies = fill_policies(document)
+    policies = filled(document)
     for identity in {question.identity for question in questions}:
         found = policies.quotas_of(identity)
         wanted = {group: Quota(group, **asdict(quota)) for group, quota in quotas_of(document, identity).items()}

@@ -6,7 +6,9 @@ from typing import Final
 from hypothesis import strategies as st
 
 from martlet.contracts import Identity, Question
-from martlet_acl.policy.document import PolicyDocument, StoredPolicies, StoredUser
+from martlet.runtime.steps import finish_now
+from martlet_acl.policy.document import PolicyDocument, StoredPolicies, StoredUser, decode_document, fill_policies
+from martlet_acl.policy.policies import Policies
 from martlet_acl.policy.quotas import LIMITS, StoredQuota
 from martlet_acl.policy.rules import StoredRule
 
@@ -16,6 +18,16 @@ ACTIONS: Final = ("publish", "subscribe", "create", "get")
 SUBJECTS: Final = (*(f"user:{name}" for name in USERS), *(f"group:{name}" for name in GROUPS), "everybody", "anonymous")
 NETWORKS: Final = ("10.0.0.0/8", "10.1.0.0/16", "10.1.2.3", "fd00::/8", "0.0.0.0/0", "10.1.2.3/9")
 ADDRESSES: Final = ("10.1.2.3", "10.200.0.1", "192.0.2.1", "fd00::1", "2001:db8::1", "")
+
+
+def decoded(data: bytes) -> PolicyDocument:
+    """Return the document that *data* is."""
+    return finish_now(decode_document(data))
+
+
+def filled(document: PolicyDocument) -> Policies:
+    """Return what *document* says."""
+    return finish_now(fill_policies(document))
 
 
 def joined(levels: Sequence[str]) -> str:

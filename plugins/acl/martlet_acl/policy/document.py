@@ -9,18 +9,18 @@ An error names its place, such as ``rules of user alice, custom rule 3, networks
 each error, and the entry is left out; by default the first error is raised.
 """
 
-import json
-import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias, TypeVar, final
+from collections.abc import Callable
+from typing import Final, TypeAlias, TypeVar, final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
+from martlet.runtime.steps import Budget, Steps
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
 from martlet_acl.policy.quotas import StoredQuota
+from martlet_acl.policy.reading import MEMBER_CHARACTERS, MEMBER_US, decode_value, read_object
 from martlet_acl.policy.rules import StoredRule, parse_rule
 from martlet_acl.policy.subjects import show_subject
 
@@ -31,7 +31,6 @@ __all__ = [
     "StoredUser",
     "decode_document",
     "decode_each",
-    "decode_json",
     "document_of",
     "fill_policies",
     "raise_problem",
@@ -41,11 +40,7 @@ __all__ = [
 T = TypeVar("T")
 Note: TypeAlias = Callable[[PolicyError], None]
 
-BYTES_MAX: Final = 256 << 20
-
-# The end of an error of msgspec, such as " - at `$.custom[2].actions`", and its parts.
-_PATH: Final = re.compile(r" - at `\$(?P<path>.*)`\Z")
-_PART: Final = re.compile(r"\.(?P<name>\w+)|\[(?P<number>\d+)\]|\[\.\.\.\]")
+RULE_US: Final = 6.0  # to check a rule, a user or a quota, and to add it
 
 
 def raise_problem(error: PolicyError) -> None:
@@ -94,61 +89,42 @@ class PolicyDocument(Struct, frozen=True, omit_defaults=True):
 
 
 @final
-class _RawDocument(Struct, frozen=True, forbid_unknown_fields=True):
+class _TextDocument(Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 0
     observe: bool = False
-    users: dict[str, Raw] = {}
-    groups: dict[str, Raw] = {}
-    quotas: dict[str, Raw] = {}
-    rules: dict[str, Raw] = {}
+    users: dict[str, str] = {}
+    groups: dict[str, str] = {}
+    quotas: dict[str, str] = {}
+    rules: dict[str, str] = {}
 
 
-def decode_document(data: bytes, note: Note = raise_problem) -> PolicyDocument:
+def decode_document(data: bytes, note: Note = raise_problem) -> Steps[PolicyDocument]:
     """Return the document that the JSON *data* is; its names, patterns and references are not checked.
 
     Raises:
       PolicyError: it is no JSON, or has unknown parts; the error says where.
     """
-    outer = decode_json(data, _RawDocument)
+    outer = yield from read_object(data, _TextDocument)
     return PolicyDocument(
-        decode_each(outer.users, StoredUser, "user {}".format, note),
-        decode_each(outer.groups, tuple[str, ...], "group {}".format, note),
-        decode_each(outer.rules, StoredPolicies, _place_of_subject, note),
+        (yield from decode_each(outer.users, StoredUser, "user {}".format, note)),
+        (yield from decode_each(outer.groups, tuple[str, ...], "group {}".format, note)),
+        (yield from decode_each(outer.rules, StoredPolicies, _place_of_subject, note)),
         outer.version,
         outer.observe,
-        decode_each(outer.quotas, StoredQuota, _place_of_quota, note),
+        (yield from decode_each(outer.quotas, StoredQuota, _place_of_quota, note)),
     )
 
 
-def decode_json(data: bytes, kind: type[T]) -> T:
-    """Return *data* as a *kind*. Raises `PolicyError`, also if an object has a key twice: the first would be lost."""
-    if len(data) > BYTES_MAX:
-        raise PolicyError(f"{len(data)} bytes are too many; {BYTES_MAX} are allowed")
-    outer = _decode(msgspec.json.Decoder(kind), data)
-    try:
-        json.loads(data, object_pairs_hook=_check_unique)
-    except RecursionError as error:
-        raise PolicyError("it is nested too deep") from error
-    except ValueError as error:  # msgspec reads only what it keeps
-        raise PolicyError(f"it is no JSON in UTF-8; {type(error).__name__}") from None
-    return outer
-
-
-def _check_unique(pairs: list[tuple[str, Any]]) -> None:
-    if len({key for key, _ in pairs}) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise PolicyError(f"the key {twice!r} is there twice; the first one would be ignored")
-
-
-def fill_policies(document: PolicyDocument, note: Note = raise_problem) -> Policies:
+def fill_policies(document: PolicyDocument, note: Note = raise_problem) -> Steps[Policies]:
     """Return what *document* says."""
-    policies = Policies()
+    policies, budget = Policies(), Budget(RULE_US)
     for name, user in document.users.items():
         try:
             policies.put_user(name, UserRecord(user.groups, user.administrator, user.disabled))
         except PolicyError as error:
             note(error.inside(f"user {name}"))
+        if budget.is_over():
+            yield
     try:
         policies.put_groups(document.groups)
     except PolicyError as error:
@@ -158,9 +134,17 @@ def fill_policies(document: PolicyDocument, note: Note = raise_problem) -> Polic
             policies.quotas.put(subject, quota)
         except PolicyError as error:
             note(error.inside(_place_of_quota(subject)))
+        if budget.is_over():
+            yield
     for subject, stored in document.rules.items():
         for level in LEVELS:
-            _put_rules(policies, subject, level, stored.of(level), note)
+            for number, rule in enumerate(stored.of(level), 1):
+                try:
+                    _put_rule(policies, subject, level, rule)
+                except PolicyError as error:
+                    note(error.inside(_place_of_subject(subject), f"{level} rule {number}"))
+                if budget.is_over():
+                    yield
     return policies
 
 
@@ -180,52 +164,26 @@ def stored_policies(policies: Policies, subject: str) -> StoredPolicies:
     return StoredPolicies(custom, default)
 
 
-def _put_rules(policies: Policies, subject: str, level: PolicyLevel, rules: tuple[StoredRule, ...], note: Note) -> None:
-    for number, stored in enumerate(rules, 1):
-        try:
-            count = len(policies)
-            policies.put_rule(subject, level, parse_rule(stored))
-            if len(policies) == count:
-                raise PolicyError(f"there is another rule about {stored.resource!r}", "resource")
-        except PolicyError as error:
-            note(error.inside(_place_of_subject(subject), f"{level} rule {number}"))
+def _put_rule(policies: Policies, subject: str, level: PolicyLevel, stored: StoredRule) -> None:
+    count = len(policies)
+    policies.put_rule(subject, level, parse_rule(stored))
+    if len(policies) == count:
+        raise PolicyError(f"there is another rule about {stored.resource!r}", "resource")
 
 
-def decode_each(raws: Mapping[str, Raw], kind: type[T], place: Callable[[str], str], note: Note) -> dict[str, T]:
-    """Return each of *raws* as a *kind*; an error says which one, by *place* of its key."""
-    decoder = msgspec.json.Decoder(kind)
+def decode_each(texts: dict[str, str], kind: type[T], place: Callable[[str], str], note: Note) -> Steps[dict[str, T]]:
+    """Return each of *texts* as a *kind*; an error says which one, by *place* of its key. Empties *texts*."""
+    decoder, budget = msgspec.json.Decoder(kind), Budget(MEMBER_US)
     found = {}
-    for key, raw in raws.items():
+    for key in list(texts):
+        text = texts.pop(key)  # freeing all at once takes long
         try:
-            found[key] = _decode(decoder, raw)
+            found[key] = decode_value(decoder, text)
         except PolicyError as error:
             note(error.inside(place(key)))
+        if budget.is_over(1 + len(text) // MEMBER_CHARACTERS):
+            yield
     return found
-
-
-def _decode(decoder: msgspec.json.Decoder[T], data: bytes | Raw) -> T:
-    try:
-        return decoder.decode(data)
-    except RecursionError as error:
-        raise PolicyError("it is nested too deep") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        text = str(error)
-        path = _PATH.search(text)
-        place = _show_path(path["path"]) if path is not None else []
-        raise PolicyError(_PATH.sub("", text), *place) from error
-
-
-def _show_path(path: str) -> list[str]:
-    """Return the place that msgspec calls *path*, such as ``.custom[2].actions``."""
-    shown: list[str] = []
-    for part in _PART.finditer(path):
-        if part["name"]:
-            shown.append(part["name"])
-        elif part["number"] and shown and shown[-1] in LEVELS:
-            shown[-1] += f" rule {int(part['number']) + 1}"
-        elif part["number"]:
-            shown.append(f"number {int(part['number']) + 1}")
-    return shown
 
 
 def _place_of_quota(subject: str) -> str:

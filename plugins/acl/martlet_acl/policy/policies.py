@@ -81,8 +81,10 @@ class Policies:
         return self._count
 
     def parts(self) -> list[object]:
-        """Return what this consists of, so that its owner can drop it piece by piece: all at once takes long."""
-        return list(self._subjects.values())
+        """Return what this consists of, so that its owner can drop it piece by piece, from the end: all at once takes
+        long.
+        """
+        return [*self._subjects.values(), *self.members.users.values(), *self._standings.values()]
 
     @property
     def subject_count(self) -> int:

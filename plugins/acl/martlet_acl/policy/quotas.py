@@ -73,6 +73,10 @@ class SubjectQuotas:
         """Return all subjects that have quotas, and these."""
         return ((subject, _stored(quota)) for subject, quota in self._quotas.items())
 
+    def subjects(self) -> list[str]:
+        """Return the subjects that have quotas."""
+        return list(self._quotas)
+
     def get(self, subject: str) -> StoredQuota | None:
         """Return the quota of *subject*; None if it has none."""
         quota = self._quotas.get(subject)
