@@ -1,10 +1,15 @@
 """The commands of the page on access control, run as they are printed, against one broker."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from martlet.config import fill
+from martlet_acl.config import AclConfig
+from martlet_mqtt.config import MqttConfig
 
 from .conftest import Process
 from .page_shell import PageShell
@@ -60,6 +65,14 @@ def test_the_page_locks_a_broker(shell: PageShell, tmp_path: Path) -> None:
         assert process.stop() == 0
     finally:
         process.end()
+
+
+def test_the_settings_of_the_page_are_settings() -> None:
+    for text in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL):
+        tables = tomllib.loads(text)
+        for name, settings in (("acl", AclConfig), ("mqtt", MqttConfig)):
+            if name in tables:
+                fill(settings, tables[name], name)
 
 
 def test_every_command_of_the_page_is_tried() -> None:

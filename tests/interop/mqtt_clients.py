@@ -325,7 +325,10 @@ class Steered(SteeredProcess):
         said = {"url": link.url, "version": link.version, "ca": link.ca, "client_id": client_id}
         said |= {"user": link.user, "password": link.password}
         said |= {"clean": clean, "expiry_s": expiry_s, "will": _as_json(will) if will is not None else None}
-        answer = self.call("connect", client=name, **said)
+        try:
+            answer = self.call("connect", client=name, **said)
+        except RuntimeError as error:
+            raise LoginRefused(str(error)) from error
         client = SteeredClient(self, name, inbox, answer["session_present"])
         self._open.append(client)
         return client
@@ -350,6 +353,11 @@ class SteeredClient:
 
     def publish(self, message: Message) -> None:
         self._process.call("publish", client=self._name, message=_as_json(message))
+
+    def wait_end(self) -> str:
+        """Wait until the broker has ended the connection; return the reason code of its DISCONNECT."""
+        self.ended = True
+        return str(self._process.call("ended", client=self._name)["reason"])
 
     def disconnect(self) -> None:
         self.ended = True

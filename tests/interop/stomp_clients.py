@@ -36,6 +36,10 @@ class Message:
         return self.body.decode()
 
 
+class LoginRefused(RuntimeError):
+    """The broker accepted no connection; the text is that of its ERROR."""
+
+
 class Heard:
     """What came to one client; filled by another thread."""
 
@@ -152,7 +156,10 @@ class StompPy:
             more = {"heartbeats": heart_beat, "heart_beat_receive_scale": STALL}
         self.connection = CONNECTIONS[version]([(host, int(port))], auto_decode=False, **more)
         self.connection.set_listener("heard", Listener(self.heard))
-        self.connection.connect(wait=True, headers=headers)
+        try:
+            self.connection.connect(wait=True, headers=headers)
+        except stomp.exception.ConnectFailedException as error:
+            raise LoginRefused(self.heard.wait(lambda heard: heard.errors or None)[-1][0]) from error
 
     def _receipt(self) -> dict[str, str]:
         return {"receipt": f"receipt-{next(_numbers)}"}
@@ -302,7 +309,11 @@ class SteeredClient:
         place = {"url": f"ws{'s' if process.ca else ''}://{address}/", "host": host, "port": int(port)}
         how = {"version": process.version, "ca": process.ca}
         self._asked = {**place, **how, "heart_beat": heart_beat, "headers": headers}
-        self._call("connect", **self._asked)
+        try:
+            self._call("connect", **self._asked)
+        except RuntimeError as error:
+            self.forget()  # it would try again and again
+            raise LoginRefused(str(error)) from error
         self._connected = 1
 
     def _call(self, command: str, **arguments: Any) -> None:

@@ -156,11 +156,15 @@ def old_tool(brokers: Brokers, tmp_path: Path) -> Iterator[Callable[..., str]]:
 
     def run(user: Mapping[str, str], *words: str) -> str:
         key, secret = user["access_key"], user["secret_key"]
-        (tmp_path / "conf" / "tools.yml").write_text(f'accessKey: "{key}"\nsecretKey: "{secret}"\n')
+        (tmp_path / "conf" / "tools.yml").write_text(TOOLS_YML.replace("alice", key).replace("the secret", secret))
         return tool.mqadmin(*words, "-b", brokers.martlet.address)
 
     yield run
     jvm.stop()
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "acl.md").read_text()
+[TOOLS_YML] = re.findall(r"(?s)```yaml\n(.*?)```", PAGE)
 
 
 def test_the_tool_of_acl_1_makes_users(brokers: Brokers, old_tool: Callable[..., str]) -> None:

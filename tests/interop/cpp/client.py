@@ -6,6 +6,8 @@
                                                       first FAILURES deliveries of each fail (-1: all of them)
     client.py send NAME_SERVER orderly|sync MESSAGES  sends messages given as a JSON list, prints a JSON line a result
 
+INTEROP_ACCESS_KEY and INTEROP_SECRET_KEY sign all requests of send.
+
 The client is a C library behind ctypes that can take its process down: nothing here shares one with the tests.
 """
 
@@ -77,6 +79,8 @@ def given(said: dict[str, Any]) -> Any:
 def send(name_server: str, how: str, messages: str) -> None:
     producer = Producer("cpp_sender", timeout=120_000)
     producer.set_namesrv_addr(name_server)
+    if "INTEROP_ACCESS_KEY" in os.environ:
+        producer.set_session_credentials(os.environ["INTEROP_ACCESS_KEY"], os.environ["INTEROP_SECRET_KEY"], "")
     producer.start()
     for said in json.loads(messages):
         if how == "orderly":

@@ -16,7 +16,7 @@
 //	                                                     answers LOCAL at once and CHECK to each check; a JSON line a
 //	                                                     send and one with "event": "check" for each check; never ends
 //
-// INTEROP_ACCESS_KEY, INTEROP_SECRET_KEY and INTEROP_TOKEN sign all requests of produce and consume.
+// INTEROP_ACCESS_KEY, INTEROP_SECRET_KEY and INTEROP_TOKEN sign all requests of send, produce and consume.
 package main
 
 import (
@@ -186,6 +186,7 @@ func send(nameServer, how, messages string) {
 	options := []producer.Option{
 		producer.WithNsResolver(primitive.NewPassthroughResolver([]string{nameServer})),
 		producer.WithGroupName("go_sender"),
+		producer.WithCredentials(credentials()),
 		producer.WithQueueSelector(producer.NewHashQueueSelector()),
 		producer.WithRetry(0),
 	}

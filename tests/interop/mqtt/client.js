@@ -64,6 +64,7 @@ function connect({ client: name, url, client_id: clientId, version, clean, expir
     } : undefined,
   }));
   clients.set(name, client);
+  client.on('disconnect', packet => { client.reasonCode = packet.reasonCode; });
   client.on('message', (topic, payload, packet) => say({ event: 'message', client: name, message: fromPacket(packet) }));
   return new Promise((resolve, reject) => {
     client.once('connect', packet => resolve({ session_present: packet.sessionPresent }));
@@ -88,6 +89,14 @@ const commands = {
   async disconnect({ client }) {
     await clients.get(client).endAsync();
     return {};
+  },
+  // Wait until the broker has ended the connection, and return the reason code of its DISCONNECT, if there was one.
+  ended({ client: name }) {
+    const client = clients.get(name);
+    return new Promise(resolve => {
+      const answer = () => resolve({ reason: client.reasonCode ?? null });
+      client.connected ? client.once('close', answer) : answer();
+    });
   },
   drop({ client }) {
     return new Promise(resolve => {
