@@ -450,6 +450,7 @@ async def test_a_raised_quota_shortens_the_pauses_of_all_who_share_it(mock_clock
     table.of = {"ann": [group], "bob": [group]}
     recheck(table)
     assert pauses(one, two, three) == [1.01, 0.01, 0, 0, 1.01, 0]
+    assert table.statistic("slowed_ms") == pytest.approx(2030, abs=1)
     bob.charge_in(100, 100)
     assert pauses(three) == [2.01, 0]
     assert ann.must_wait
@@ -465,9 +466,11 @@ async def test_who_is_slowed_no_more_is_read_at_once(mock_clock: MockClock, afte
     allowance.charge_in(1000, 1000)
     allowance.charge_out(1, 1000)
     assert pauses(peer) == [99.1, 99.1]
+    mock_clock.jump(10)
     table.of = {"ann": after}
     recheck(table)
     assert pauses(peer) == [0, 0]
+    assert table.statistic("slowed_ms") == pytest.approx(20_000, abs=1), "ten seconds in each direction"
     assert allowance.applies is bool(after)
     assert (peer.paced.receive_bytes == RECEIVE_MOST) == (after in ([], [Quota(connections=1)]))
     assert allowance.room(7, 8) == (7, 8)

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeAlias, final
 
 import trio
 
-from martlet.access.pools import Pool
+from martlet.access.pools import Pool, Used
 from martlet.contracts import Identity, Pace, Quota
 from martlet.errors import Refused
 from martlet.runtime.steps import Budget, Steps
@@ -167,7 +167,16 @@ class Allowance:
     it need not wait. The methods of `UNLIMITED` do nothing.
     """
 
-    __slots__ = ("_account", "_groups", "_pace", "_subscriptions", "sent_until", "turn_at")
+    __slots__ = (
+        "_account",
+        "_groups",
+        "_pace",
+        "_slowed_in",
+        "_slowed_out",
+        "_subscriptions",
+        "sent_until",
+        "turn_at",
+    )
 
     def __init__(self, account: Account | None, pace: Pace | None) -> None:
         self._account = account
@@ -176,6 +185,9 @@ class Allowance:
         self._groups: dict[Hashable, Callable[[], None]] = {}  # those of `note_groups`, each with its end
         self.sent_until = 0.0
         self.turn_at = 0.0
+        # What has counted the last pauses, which may be shortened.
+        self._slowed_in: Used | None = None
+        self._slowed_out: Used | None = None
 
     def _pools(self) -> Collection[Pool]:
         return self._account.pools() if self._account is not None else ()
@@ -201,7 +213,8 @@ class Allowance:
         if self._account is None or self._pace is None:
             return None
         sent_until, turn_at, self._pace.receive_bytes = self._demands()
-        self.sent_until, self.turn_at = min(self.sent_until, sent_until), min(self.turn_at, turn_at)
+        self.sent_until = _shortened(self.sent_until, sent_until, self._slowed_in)
+        self.turn_at = _shortened(self.turn_at, turn_at, self._slowed_out)
         return self._pace
 
     def _demands(self) -> tuple[float, float, int]:
@@ -261,7 +274,7 @@ class Allowance:
         assert self._pace is not None
         self._pace.receive_bytes = least
         if slowest is not None:
-            self.sent_until = until
+            self.sent_until, self._slowed_in = until, slowest.used
             self._pace.slow_reading(until)
 
     # what it receives
@@ -292,8 +305,12 @@ class Allowance:
             size = min(size, max(pool.bytes_out.room(now), pool.bytes_out.quantum()))
         if slowest is None or is_turn:
             return messages, size
-        slowest.used.slowed_ms += (until - now) * 1000
+        self._slow_out(slowest, until - now)
         return self._wait(until)
+
+    def _slow_out(self, slowest: Pool, pause_s: float) -> None:
+        slowest.used.slowed_ms += pause_s * 1000
+        self._slowed_out = slowest.used
 
     @property
     def must_wait(self) -> bool:
@@ -319,7 +336,7 @@ class Allowance:
                 until, slowest = due, pool
         self.turn_at = 0.0
         if slowest is not None:
-            slowest.used.slowed_ms += (until - now) * 1000
+            self._slow_out(slowest, until - now)
             self._wait(until)
 
     # what it opens
@@ -386,6 +403,14 @@ class Allowance:
             account.count_subscriptions(-self._subscriptions)
             account.remove(self)
             account.close_if_unused()
+
+
+def _shortened(until: float, demanded: float, used: Used | None) -> float:
+    """Return the end of a pause that *used* has counted up to *until*, if it need last only until *demanded*."""
+    now, earlier = trio.current_time(), min(until, demanded)
+    if used is not None and until > now:
+        used.slowed_ms = max(used.slowed_ms - (until - max(earlier, now)) * 1000, 0.0)
+    return earlier
 
 
 def _do_nothing() -> None:
