@@ -11,8 +11,6 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Struct
-from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from martlet.contracts import Credentials, Identity, LoginOrigin, Nobody, SigningSecret
@@ -241,6 +239,11 @@ async def test_acknowledgements_are_verified_as_a_run(harness: Harness, runs: li
     await harness.step()
 
 
+def end_ext(number: int) -> dict[str, object]:
+    ext = {"producerGroup": "P", "tranStateTableOffset": str(number), "commitLogOffset": "0"}
+    return {**ext, "commitOrRollback": "8", "fromTransactionCheck": "false", "msgId": "x"}
+
+
 # The same requests, once in runs and once each by itself.
 
 
@@ -321,8 +324,7 @@ def fields_of(draw: st.DrawFn, code: int, number: int) -> dict[str, object]:
     if code == V1:
         return long_ext("T", properties=unique(number))
     if code == END:
-        ext = {"producerGroup": "P", "tranStateTableOffset": str(number), "commitLogOffset": "0"}
-        return {**ext, "commitOrRollback": "8", "fromTransactionCheck": "false", "msgId": "x"}
+        return end_ext(number)
     return send_ext("T", draw(st.integers(0, 3)), unique(number))
 
 
@@ -348,29 +350,47 @@ def requests(draw: st.DrawFn, opaque: int) -> bytes:
         data = in_binary(data)
     if user is not None:
         data = signed(draw, data, draw(st.sampled_from((user,) * 8 + ("ann", "bob"))))
-    data = altered(draw, data)
-    return data if is_signed_or_json(data) else usual(opaque, None)
+    return altered(draw, data)
 
 
-class Fields(Struct):
-    AccessKey: object = None
+def request(code: int, number: int, user: str | None) -> bytes:
+    if code == V2:
+        return usual(number, user)
+    ext, body = (ack_ext(number, topic="acked"), b"") if code == ACK else (end_ext(number), BODY)
+    return encode_command(Command(code, sign(user, ext, body) if user else ext, body, number))
 
 
-class Header(Struct):
-    extFields: Fields | None = None
+def with_field(data: bytes, field: bytes) -> bytes:
+    return with_header(data, data[8 : body_start(data)].replace(b'"extFields":{', b'"extFields":{' + field))
 
 
-def is_signed_or_json(data: bytes) -> bool:
-    """Return False for unsigned requests with a field that nobody reads in a run, and that is not JSON elsewhere."""
-    try:
-        decode_frame(data).read_ext()
-    except RemoteProtocolError:
-        try:
-            header = Decoder(Header).decode(data[8 : body_start(data)])
-        except ValueError:
-            return True  # nowhere
-        return header.extFields is not None and header.extFields.AccessKey not in ("", None)
-    return True
+NO_JSON: Final = (b'"\xff"', b'"\\q"', b'"\\ud83d"', b'"a\x01"', b"1E400", b"[" * 600 + b"]" * 600)
+
+
+@pytest.mark.parametrize("value", NO_JSON, ids=["bytes", "escape", "surrogate", "control", "number", "depth"])
+@pytest.mark.parametrize("code", [V2, END, ACK])
+@pytest.mark.parametrize("user", ["ann", None], ids=["signed", "unsigned"])
+async def test_a_field_that_is_not_json_means_the_same_in_a_run_and_alone(
+    harness: Harness, value: bytes, code: int, user: str | None
+) -> None:
+    closed(harness, tell)
+    harness.topic("acked")
+    for _ in range(30):
+        harness.broker.publish(Message("acked", b"x", queue_id=0))
+    harness.store.committer.commit()
+    found = []
+    for together in True, False:
+        client = harness.client()
+        client.connection.takes_runs = together
+        for name in ("ann", None):
+            receive(client, usual(1, name))
+        answers(client)
+        frames = [request(code, number, user) for number in range(10, 16)]
+        frames[3] = with_field(frames[3], b'"z":%b,' % value)
+        found.append(outcome(harness, client, frames, together))
+        client.close()
+        await harness.step()
+    assert found[0] == found[1]
 
 
 def put_number(frame: Frame) -> None:
@@ -490,7 +510,7 @@ def altered(draw: st.DrawFn, data: bytes) -> bytes:
             return data.replace(b'"e":"0"', b'"e":"1"').replace(b'"offset":"1', b'"offset":"2')
         case 4:
             field = draw(st.sampled_from((b'"z":"x",', b'"z":"",', b'"lo":null,', b'"b":"other",', b'"j":"0",')))
-            return with_header(data, data[8 : body_start(data)].replace(b'"extFields":{', b'"extFields":{' + field))
+            return with_field(data, field)
         case 5:
             return with_header(data, data[8 : body_start(data)].replace(b'"m":"false"', b'"m":"false","b":"T2"'))
     return data

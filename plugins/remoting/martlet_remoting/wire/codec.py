@@ -243,13 +243,13 @@ class FrameBuffer:
                 head = send_head(header)
             else:
                 head = end_head(header) if header.startswith(END_BEGINNING) else None
-            if head is None or (not body and type(head) is SendHead):
+            if head is None or (not body and isinstance(head, SendHead)):
                 break
             if signers is not None:
                 if not head.fields.access_key:
                     found = None
                 elif binary is None:
-                    found = signers.signer_of(SIGNED_SEND if type(head) is SendHead else SIGNED_END, header, body)
+                    found = signers.signer_of(SIGNED_SEND if isinstance(head, SendHead) else SIGNED_END, header, body)
                 else:
                     found = signers.signer_of_fields(*binary, body)
                 if found is None and (head.fields.access_key or not takes_unsigned):
@@ -257,9 +257,9 @@ class FrameBuffer:
                 if found is not signer and start > self._position:
                     break
                 signer = found
-            if type(head) is SendHead:
+            if isinstance(head, SendHead):
                 sends.append((head, body, end))
-            elif type(head) is EndHead:
+            else:
                 ends.append((head, end))
             start = end
         return SendRun(sends, ends, start, signer) if start > self._position else None
