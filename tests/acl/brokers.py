@@ -71,6 +71,7 @@ def write_files(directory: Path, users: Mapping[str, object], rules: Mapping[str
     document = {"users": users, "rules": stored, **more}
     (directory / POLICIES).write_text(json.dumps(document, indent=1))
     (directory / SECRETS).write_text(json.dumps({"users": secrets_of(*users)}))
+    (directory / SECRETS).chmod(0o600)
 
 
 class AclBroker:

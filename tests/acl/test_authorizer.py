@@ -19,9 +19,6 @@ ALICE = "password of alice"
 KEY = "secret of alice"
 
 
-SHARED = ("deny all on shared:*", "allow all on shared:stomp/queue/b")
-
-
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[AclBroker]:
     users = {"alice": {}, "bob": {"disabled": True}}

@@ -278,6 +278,20 @@ async def test_an_older_file_that_is_put_back_is_refused(
     assert "bob" in broker.state.users
 
 
+@pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, False), (0o644, True), (0o602, True)])
+async def test_secrets_that_every_user_can_read_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, is_open: bool
+) -> None:
+    write_files(tmp_path, {"root": {"administrator": True}}, {})
+    (tmp_path / SECRETS).chmod(mode)
+    async with acl_broker(tmp_path, protocols=False) as broker:
+        assert ("acl.secrets is open to every user of this machine" in caplog.text) is is_open
+        caplog.clear()
+        (tmp_path / SECRETS).write_text('{"users": {}}')
+        await broker.plugin.saved.reload()
+        assert ("acl.secrets is open to every user of this machine" in caplog.text) is is_open
+
+
 async def test_edited_secrets_are_used(edited: tuple[AclBroker, Path]) -> None:
     broker, directory = edited
     file = directory / SECRETS

@@ -1,6 +1,8 @@
 """The state of a running broker: written to its files after each change, and read again after somebody edited them."""
 
 import logging
+import os
+import stat
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Final, final
@@ -67,6 +69,7 @@ class SavedState:
         loaded = _load_newest(broker)
         for text in loaded.warnings:
             log.error("%s", text)
+        _warn_if_open(self._path(SECRETS))
         self.state = loaded.state
         self.unproved = Unproved()  # since the rules are observed
         self._observed = self.state.observe
@@ -191,6 +194,7 @@ class SavedState:
         self._versions = loaded.versions
         for text in loaded.warnings:
             log.warning("%s", text)
+        _warn_if_open(self._path(SECRETS))
         log.info("took over edited files: %d users, %d rules", len(self.state.users), len(self.state.policies))
         self._put_into_effect(before, ended)
         parts = before.parts()
@@ -260,6 +264,16 @@ def _load_newest(broker: Broker) -> LoadedFiles:
         for text in error.problems[1:]:  # the first one is in the error itself
             log.error("%s", text)
         raise
+
+
+def _warn_if_open(path: str) -> None:
+    """Warn if other users can read the secrets at *path*; the next change writes the file with its own mode."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return  # there may be none
+    if mode & stat.S_IRWXO:
+        log.warning("%s is open to every user of this machine; run: chmod o= %s", SECRETS, path)
 
 
 def _digest(*pieces: bytes) -> bytes:
