@@ -242,6 +242,26 @@ def test_a_rule_replaces_the_one_about_the_same_resource() -> None:
     assert (len(policies), set(policies.networks)) == (1, set())
 
 
+def test_rules_keep_the_order_in_which_they_were_added() -> None:
+    """So that the number of a rule is its place in the file."""
+    policies = Policies()
+    texts = ["name:mqtt/{user}/a", "topic:b", "name:mqtt/{user}/c", "topic:d", "topic:e"]
+
+    def order() -> list[str]:
+        return [each.resource.text for each in policies.rules_of("everybody", "custom")]
+
+    for text in texts:
+        put(policies, "everybody", f"allow publish on {text}")
+    assert order() == texts
+    put(policies, "everybody", "deny publish on topic:b")
+    policies.remove_rule("everybody", "custom", "topic:d")
+    assert order() == [text for text in texts if text != "topic:d"]
+    for text in (texts[0], texts[2]):
+        policies.remove_rule("everybody", "custom", text)
+    put(policies, "everybody", "allow publish on name:mqtt/{user}/a")
+    assert order() == ["topic:b", "topic:e", texts[0]]
+
+
 def test_removed_rules_are_gone() -> None:
     policies = Policies()
     put(policies, "user:alice", "allow publish on name:t/a/+", "10.0.0.0/8")

@@ -33,11 +33,12 @@ def precedence_of(rule: Rule) -> Precedence:
 class Policy:
     """Rules by the text of their resource; *templates* are those with ``{user}``."""
 
-    __slots__ = ("_lengths", "_tree", "rules", "templates")
+    __slots__ = ("_lengths", "_order", "_tree", "rules", "templates")
 
     def __init__(self) -> None:
         self.rules: dict[str, Rule] = {}
         self.templates: dict[str, Rule] = {}
+        self._order: dict[str, None] = {}  # the texts of all, in the order of the file; empty without templates
         # By kind the lengths of prefixes, the longest first; None before the first question.
         self._lengths: dict[str, list[int]] | None = None
         self._tree: PatternTree | None = None
@@ -46,8 +47,11 @@ class Policy:
         return len(self.rules) + len(self.templates)
 
     def all(self) -> list[Rule]:
-        """Return all rules; also called in a worker thread while this one changes."""
-        return [*self.rules.values(), *self.templates.values()]
+        """Return all rules as they were added; also called in a worker thread while this one changes."""
+        if not self._order:
+            return [*self.rules.values()]
+        rules = {**self.rules, **self.templates}
+        return [rules[text] for text in [*self._order] if text in rules]
 
     def __iter__(self) -> Iterator[Rule]:
         yield from self.rules.values()
@@ -67,7 +71,11 @@ class Policy:
                 raise PolicyError(f"there would be more than {RULES_MAX} rules")
             if rule.resource.is_template and len(table) >= TEMPLATES_MAX:
                 raise PolicyError(f"there would be more than {TEMPLATES_MAX} rules with {{user}}")
+        if rule.resource.is_template and not self._order:
+            self._order = dict.fromkeys(self.rules)
         table[text] = rule
+        if self._order or rule.resource.is_template:
+            self._order[text] = None
         if self._lengths is not None and not rule.resource.is_template:
             self._compile(self._lengths, rule)
         return old
@@ -75,6 +83,7 @@ class Policy:
     def remove(self, text: str) -> Rule | None:
         """Remove the rule about the resource *text* and return it; None if there is none."""
         rule = self.rules.pop(text, None) or self.templates.pop(text, None)
+        self._order.pop(text, None)
         if rule is not None and self._tree is not None and is_in_tree(rule):
             self._tree.remove(rule.resource.name.split("/"))
         return rule
