@@ -4,7 +4,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tests.tx.test_external_remoting import ABORT, COMMIT, LIST, SparkSink, spark
+from tests.tx.test_external_remoting import ABORT, COMMIT, LIST, SparkSink, serving, spark
 
 from martlet.broker import Broker
 from martlet.contracts import Authorizer as Authorizes
@@ -24,6 +24,7 @@ class Authorizer:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.denied: set[tuple[str, str]] = set()
+        self.brokers: list[Broker] = []  # those that it serves
 
     def __call__(self, identity: Identity, action: str, name: str) -> bool:
         self.asked.append((action, name))
@@ -35,6 +36,7 @@ def authorizer(monkeypatch: pytest.MonkeyPatch) -> Authorizer:
     found = Authorizer()
 
     def authorizers(self: TxPlugin, broker: Broker) -> list[Authorizes]:
+        found.brokers.append(broker)
         return [found]
 
     monkeypatch.setattr(TxPlugin, "martlet_authorizers", authorizers, raising=False)
@@ -76,6 +78,46 @@ async def test_a_no_is_an_error(name: str, tmp_path: Path, authorizer: Authorize
         assert "may not" in str(answer.remark)
         if name != "list":
             assert orjson.loads((await sink.client.ask(LIST, {})).body) == {"producers": []}
+
+
+@pytest.mark.parametrize("name", ["begin", "stage", "prepare", "commit"])
+async def test_a_refusal_does_not_tell_whether_the_topic_exists(
+    name: str, tmp_path: Path, authorizer: Authorizer
+) -> None:
+    authorizer.denied |= {PUBLISH, ("publish", "U")}
+    async with serving(tmp_path) as running:
+        [found] = authorizer.brokers
+        found.topics.ensure("T", 2)
+        client = await running.connect()
+        existing, missing = [await each_request(SparkSink(client, topic=topic), name) for topic in ("T", "U")]
+        assert existing.code == ResponseCode.NO_PERMISSION
+        assert (existing.code, existing.ext, existing.body) == (missing.code, missing.ext, missing.body)
+        assert str(existing.remark).replace("[T]", "[U]") == missing.remark
+        assert found.topics.get("U") is None
+
+
+async def test_what_was_staged_before_the_permission_ended_is_not_delivered(
+    tmp_path: Path, authorizer: Authorizer
+) -> None:
+    async with serving(tmp_path) as running:
+        sink = SparkSink(await running.connect())
+        await sink.begin("run")
+        for part in ("a", "b"):
+            assert (await sink.stage(0, part, 0, [b"x"])).code == 0
+        authorizer.denied.add(PUBLISH)
+        authorizer.brokers[0].rules.changed()
+        for refused in (
+            await sink.end(COMMIT, 0, [["a", 1], ["b", 1]]),
+            await sink.end(PREPARE, 0, [["a", 1]]),
+            await sink.stage(0, "c", 0, [b"x"]),
+        ):
+            assert refused.code == ResponseCode.NO_PERMISSION
+        assert await sink.received() == []
+        assert (await sink.end(ABORT, 0, None)).code == 0
+        authorizer.denied.clear()
+        authorizer.brokers[0].rules.changed()
+        assert (await sink.end(COMMIT, 0, [["a", 1]])).code != 0  # its parts are gone
+        assert await sink.received() == []
 
 
 @pytest.mark.parametrize("known", ["true", "false"])

@@ -27,13 +27,14 @@ LIST = RequestCode.LIST_EXTERNAL_TRANSACTIONS
 class SparkSink:
     """What a sink asks of one broker, over one connection."""
 
-    def __init__(self, client: Caller, producer: str = "query") -> None:
+    def __init__(self, client: Caller, producer: str = "query", topic: str = "T") -> None:
         self.client = client
+        self.topic = topic
         self.producer = producer
         self.epoch = 0
 
     async def begin(self, run: str) -> Command:
-        answer = await self.client.ask(BEGIN, {"producer": self.producer, "run": run, "topic": "T"})
+        answer = await self.client.ask(BEGIN, {"producer": self.producer, "run": run, "topic": self.topic})
         self.epoch = int(str(answer.ext.get("epoch", self.epoch)))
         return answer
 
@@ -46,13 +47,13 @@ class SparkSink:
         properties: bytes = b"",
         ext: Mapping[str, object] = MappingProxyType({}),
     ) -> Command:
-        named = {**send_ext("T", 1), "producer": self.producer, "epoch": self.epoch, "sequence": sequence}
+        named = {**send_ext(self.topic, 1), "producer": self.producer, "epoch": self.epoch, "sequence": sequence}
         named |= {"part": part, "chunk": chunk, **ext}
         body = encode_batch([BatchMessage(body, b"TAGS\x01spark\x02" + properties) for body in bodies])
         return await self.client.ask(STAGE, {name: value for name, value in named.items() if value is not None}, body)
 
     async def end(self, code: int, sequence: int, parts: object) -> Command:
-        ext = {"producer": self.producer, "epoch": self.epoch, "sequence": sequence, "topic": "T"}
+        ext = {"producer": self.producer, "epoch": self.epoch, "sequence": sequence, "topic": self.topic}
         return await self.client.ask(code, ext, orjson.dumps({"parts": parts}))
 
     async def received(self, queue_id: int = 1, topic: str = "T", offset: int = 0) -> list[bytes]:

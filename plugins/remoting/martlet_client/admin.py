@@ -457,7 +457,9 @@ class Admin(NetworkClient):
         try:
             return await self.network.fetch_route(topic)
         except RouteNotFound as error:
-            raise RouteNotFound(topic, "is unknown to the name server; check the name in the list of topics") from error
+            raise RouteNotFound(
+                topic, "is unknown to the name server; check the name in the list of topics, or let this user see it"
+            ) from error
 
     async def _topic_masters(self, topic: str) -> list[str]:
         route = await self._route(topic)
