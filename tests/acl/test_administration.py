@@ -117,7 +117,7 @@ async def test_quotas_are_merged_and_end_with_their_subjects(broker: AclBroker) 
     await administration.change_quota("everybody", {"messages_in": 2})
     await administration.delete_quota("everybody")
     assert (await refusal(administration.delete_quota("everybody")))[0] is Reason.NOT_FOUND
-    assert dict(quotas.items()) == {"user:alice": StoredQuota(10, refuses=True), "group:devs": StoredQuota(1)}
+    assert quotas.stored() == {"user:alice": StoredQuota(10, refuses=True), "group:devs": StoredQuota(1)}
     await administration.delete_user("alice", ROOT)
     await administration.delete_group("devs")
     assert not quotas

@@ -20,6 +20,7 @@ from martlet_acl.answering import PAGE
 from martlet_acl.config import AclConfig
 from martlet_acl.endpoint import CONNECTIONS_MAX, LINE_BYTES_MAX, NAME
 from martlet_acl.files import SECRETS
+from martlet_acl.policy.quotas import StoredQuota
 from martlet_acl.policy.rules import StoredRule, parse_rule
 
 QUIET = AclConfig(watch_s=0, audit_file="")
@@ -162,7 +163,9 @@ async def test_long_lists_come_in_pages(talk: Talk, broker: AclBroker) -> None:
     for number in range(2 * PAGE):
         policies.put_rule("group:g", "default", parse_rule(StoredRule(f"topic:t{number}", ("get",), "allow")))
         policies.put_rule(f"user:user{number}", "custom", rule)
+        policies.quotas.put(f"user:user{number}", StoredQuota(messages_in=number))
     assert len(await talk.rows("list users")) == PAGE + 52
+    assert [row["messages_in"] for row in await talk.rows("list quotas")] == [*range(2 * PAGE)]
     assert len(await talk.rows("list rules")) == 1 + 4 * PAGE
     assert len(await talk.rows("list rules", subject="group:g")) == 2 * PAGE
     first = await talk.ask("list rules")

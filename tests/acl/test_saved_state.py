@@ -87,6 +87,9 @@ async def work(broker: AclBroker, confirmed: list[str]) -> None:
         confirmed.append(f"+key{number}")
         await administration.put_rules(f"user:{name}", "custom", [RULE], None)
         confirmed.append(f"+user:{name}")
+    for subject in ("user:user0", "user:user1"):
+        await administration.change_quota(subject, {"messages_in": 10})
+        confirmed.append(f"+quota_{subject}")
     await administration.delete_key("key1")
     confirmed.append("-key1")
     await administration.update_user("user2", UserChange(disabled=True), None)
@@ -95,12 +98,15 @@ async def work(broker: AclBroker, confirmed: list[str]) -> None:
     confirmed += ["-user3", "-key3", "-user:user3"]
     await administration.delete_rules("user:user0", None, "", None)
     confirmed.append("-user:user0")
+    await administration.delete_quota("user:user0")
+    confirmed.append("-quota_user:user0")
 
 
 def check(state: Any, confirmed: list[str], begun: list[str]) -> None:
     """See that each confirmed change is there, unless a later one, perhaps not confirmed, has undone it."""
     there = {name for name, user in state.users.items() if not user.disabled} | set(state.keys) | set(state.policies)
     there -= {"user0", "user1", "user2", "user3"} - {name for name, user in state.users.items() if not user.disabled}
+    there |= {f"quota_{subject}" for subject in state.policies.quotas}
     for number, change in enumerate(confirmed):
         name, later = change[1:], confirmed[number + 1 :] + begun
         if change[0] == "+" and f"-{name}" not in later:
@@ -109,8 +115,10 @@ def check(state: Any, confirmed: list[str], begun: list[str]) -> None:
             assert name not in there, change
 
 
-ALL = "+user0 +key0 +user:user0 +user1 +key1 +user:user1 +user2 +key2 +user:user2 +user3 +key3 +user:user3 -key1 -user2"
-ALL_CHANGES = [*ALL.split(), "-user3", "-key3", "-user:user3", "-user:user0"]
+ALL = "+user0 +key0 +user:user0 +user1 +key1 +user:user1 +user2 +key2 +user:user2 +user3 +key3 +user:user3"
+QUOTAS = ["+quota_user:user0", "+quota_user:user1"]
+ENDS = ["-key1", "-user2", "-user3", "-key3", "-user:user3", "-user:user0", "-quota_user:user0"]
+ALL_CHANGES = [*ALL.split(), *QUOTAS, *ENDS]
 
 
 async def test_confirmed_changes_survive_a_power_cut_at_every_change_of_the_disk(autojump_clock: MockClock) -> None:

@@ -205,11 +205,12 @@ class Requests:
 
     def _list_quotas(self, wanted: str, place: Place) -> AclAnswer:
         quotas = self._state.policies.quotas
-        if wanted:
-            found = quotas.get(wanted)
-            return AclAnswer([_quota_row(wanted, found)] if found is not None else [])
-        rows = [_quota_row(*each) for each in _page(quotas.items(), place)]
-        return AclAnswer(rows, _next(quotas, place))
+        rows: list[Row] = []
+        for subject in [wanted] if wanted else _page(quotas, place):
+            quota = quotas.get(subject)
+            if quota is not None:
+                rows.append(_quota_row(subject, quota))
+        return AclAnswer(rows, None if wanted else _next(quotas, place))
 
     def _report(self, place: Place) -> AclAnswer:
         if self._observations is None:

@@ -343,7 +343,7 @@ def policies_in_steps(state: AclState, version: int, secrets: Mapping[str, UserS
         if pieces.is_over():
             yield
     pieces.add(b'\n},\n"quotas": {')
-    for subject in policies.quotas.subjects():
+    for subject in list(policies.quotas):
         quota = policies.quotas.get(subject)
         if quota is not None:
             pieces.add_entry(subject, _one_line(quota))

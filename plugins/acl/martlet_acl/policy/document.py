@@ -155,7 +155,7 @@ def document_of(policies: Policies) -> PolicyDocument:
         name: StoredUser(user.groups, user.administrator, user.disabled)
         for name, user in policies.members.users.items()
     }
-    return PolicyDocument(users, dict(policies.members.groups), rules, quotas=dict(policies.quotas.items()))
+    return PolicyDocument(users, dict(policies.members.groups), rules, quotas=policies.quotas.stored())
 
 
 def stored_policies(policies: Policies, subject: str) -> StoredPolicies:

@@ -84,7 +84,8 @@ class Policies:
         """Return what this consists of, so that its owner can drop it piece by piece, from the end: all at once takes
         long.
         """
-        return [*self._subjects.values(), *self.members.users.values(), *self._standings.values()]
+        users, quotas = self.members.users.values(), self.quotas.parts()
+        return [*self._subjects.values(), *users, *quotas, *self._standings.values()]
 
     @property
     def subject_count(self) -> int:

@@ -69,18 +69,22 @@ class SubjectQuotas:
     def __len__(self) -> int:
         return len(self._quotas)
 
-    def items(self) -> Iterator[tuple[str, StoredQuota]]:
-        """Return all subjects that have quotas, and these."""
-        return ((subject, _stored(quota)) for subject, quota in self._quotas.items())
+    def __iter__(self) -> Iterator[str]:
+        """The subjects that have quotas."""
+        return iter(self._quotas)
 
-    def subjects(self) -> list[str]:
-        """Return the subjects that have quotas."""
-        return list(self._quotas)
+    def parts(self) -> Iterable[object]:
+        """Return what this consists of, as `Policies.parts`."""
+        return self._quotas.values()
 
     def get(self, subject: str) -> StoredQuota | None:
         """Return the quota of *subject*; None if it has none."""
         quota = self._quotas.get(subject)
-        return _stored(quota) if quota is not None else None
+        return StoredQuota(*(getattr(quota, name) for name in LIMITS)) if quota is not None else None
+
+    def stored(self) -> dict[str, StoredQuota]:
+        """Return the stored form of all quotas, by subject."""
+        return {subject: quota for subject in self if (quota := self.get(subject)) is not None}
 
     def put(self, subject: str, quota: StoredQuota) -> None:
         """Let *quota* be that of *subject*. Raises `PolicyError`."""
@@ -103,7 +107,3 @@ class SubjectQuotas:
             if quota is not None:
                 found.setdefault(quota.group, quota)
         return list(found.values())
-
-
-def _stored(quota: Quota) -> StoredQuota:
-    return StoredQuota(*(getattr(quota, name) for name in LIMITS))
