@@ -80,7 +80,10 @@ async def in_a_transaction(talk: StompClient, destination: str) -> str:
 
 
 @pytest.mark.parametrize("way", [one, in_a_run, in_a_transaction])
-@pytest.mark.parametrize("destination", ["/queue/orders", "/topic/orders", "/topic/mqtt/garden", "/queue/new"])
+@pytest.mark.parametrize(
+    "destination",
+    ["/queue/orders", "/topic/orders", "/topic/mqtt/garden", "/queue/new", "/amq/queue/orders", "/amq/queue/new"],
+)
 async def test_a_message_that_may_not_be_sent_is_an_error_and_not_stored(
     room: Room, way: Callable[[StompClient, str], str], destination: str
 ) -> None:
@@ -143,6 +146,8 @@ async def test_a_refused_transaction_leaves_what_it_acknowledged(room: Room) -> 
         (["ann read stomp_temp/bob/*"], {"destination": "/temp-queue/a"}),
         (["ann read stomp_temp/bob/*"], {"destination": "/temp-topic/a"}),
         ([GROUPS], {"destination": "/queue/new"}),
+        ([GROUPS], {"destination": "/amq/queue/orders"}),
+        ([GROUPS], {"destination": "/amq/queue/new"}),
     ],
 )
 async def test_a_subscription_needs_the_right_to_read(room: Room, rights: list[str], headers: dict[str, str]) -> None:

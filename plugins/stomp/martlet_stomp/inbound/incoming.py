@@ -249,7 +249,7 @@ class Incoming:
         Raises `Refused` if the topic is missing and may not be created.
         """
         topic, name = self._topic(template), template.name or tag or template.group
-        self._context.check_exists(template.destination)
+        self._context.check_exists(template.destination, self._gate, "publish")
         count = queue_count(self._context, self._gate, topic)
         if name:
             return crc32(name.encode()) % count

@@ -205,7 +205,7 @@ class Opening:
     def _find_topic(self, destination: Destination) -> bool:
         """Create the topic if it is missing; return whether it was created. Raises `Refused`."""
         topic, context = destination.topic, self._context
-        context.check_exists(destination)
+        context.check_exists(destination, self._gate, "subscribe")
         is_new = not context.has_topic(topic)
         if destination.is_filter and not is_new:
             return False  # a client that may read only some names is not checked for the whole topic

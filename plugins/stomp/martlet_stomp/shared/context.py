@@ -7,7 +7,9 @@ from typing import Final, final
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
+from martlet.access import Gate
 from martlet.broker import Broker
+from martlet.contracts import Action
 from martlet.errors import Reason, Refused
 from martlet.groups.leaving import Leaving
 from martlet.groups.strategy.policy import GroupPolicy
@@ -121,9 +123,10 @@ class Context(Struct):
         """Return whether topic *name* exists."""
         return self.broker.topics.get(name) is not None
 
-    def check_exists(self, destination: Destination) -> None:
-        """Raise `Refused` if *destination* must exist, and does not."""
+    def check_exists(self, destination: Destination, gate: Gate, action: Action) -> None:
+        """Raise `Refused` if *destination* must exist, and does not; only who may do *action* there learns it."""
         if destination.must_exist and not self.has_topic(destination.topic):
+            gate.check(action, destination.topic)
             text = f"there is no queue {shown(destination.text)}; create it, or send and subscribe to that destination"
             raise Refused(Reason.NO_TOPIC, text)
 

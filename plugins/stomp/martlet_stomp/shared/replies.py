@@ -68,7 +68,7 @@ def _take(context: Context, gate: Gate, address: str, reply: Message) -> Placed:
         context.temporary.check(destination)
         if destination.kind is Kind.REPLY:
             raise StompError(f"the reply for {shown(text)} is one for another client; answer that one")
-        context.check_exists(destination)
+        context.check_exists(destination, gate, "publish")
         topic, tag = destination.topic, destination.name
         if is_temporary(destination.kind):
             topic, tag = context.temporary.topic, context.temporary.tag_of(destination) or ""
