@@ -194,8 +194,8 @@ def test_rules(acl: Acl) -> None:
     assert len(acl.json("list everybody")) == 1
     for wrong, part in (
         ("allow alice get topic:a", "subject 'alice' is unknown; write user:NAME"),
-        ("allow user:alice read topic:a", "action 'read' is unknown"),
-        ("allow user:alice get orders", "has no kind"),
+        ("allow user:alice read topic:a", "martlet: action 'read' is unknown"),
+        ("allow user:alice get orders", "martlet: resource 'orders' has no kind"),
         ("allow user:alice get topic:a --from 10.0.0.0/x", "network '10.0.0.0/x'"),
         ("allow anonymous get 'topic:{user}'", "anonymous clients have no name"),
     ):

@@ -387,7 +387,10 @@ def _changed_secrets(secrets: UserSecrets, name: str, change: UserChange, verifi
 
 
 def _parsed(rule: AccessRule) -> Rule:
-    return parse_rule(StoredRule(rule.resource, rule.actions, rule.decision, rule.networks))
+    try:
+        return parse_rule(StoredRule(rule.resource, rule.actions, rule.decision, rule.networks))
+    except PolicyError as error:
+        raise PolicyError(error.reason) from error  # its place is a field of the rule, which the reason names
 
 
 def _access_rule(stored: StoredRule) -> AccessRule:
