@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.delivery.pushing import broker_in_memory
 
 from martlet.broker import Broker
-from martlet.contracts import Identity
+from martlet.contracts import Identity, LoginOrigin, Quota
 from martlet.delivery import beginnings
 from martlet.delivery import cursor as cursor_module
 from martlet.delivery.catch_up import departures, sweep, sweeps
@@ -32,6 +32,7 @@ from martlet.runtime.steps import per_slice
 from martlet.store import Queue, Store
 from martlet.store.queues.queues import BlockDamaged
 from martlet.testing.disk import FakeDisk
+from martlet.testing.peers import RecordingPeer
 
 # They are counted in groups of RECEIVERS_COUNTED.
 RECEIVERS_A_SLICE: Final = -(-per_slice(RECEIVER_US) // RECEIVERS_COUNTED) * RECEIVERS_COUNTED
@@ -561,6 +562,24 @@ async def test_a_run_is_split_where_the_receiver_takes_no_more_messages() -> Non
         assert [position for position, _, _ in came] == [positions[at] for at in (0, 1, 3, 4)]
         assert [end for _, end, _ in came] == [*(positions[at] for at in (1, 3, 4)), broker.store.readable]
         assert other.take() == [str(number) for number in range(7)]
+
+
+@pytest.mark.parametrize("has_quota", [False, True])
+async def test_a_run_is_split_for_a_quota_only_and_stays_shared_without_one(has_quota: bool) -> None:
+    """A broker whose plugin has quotas, but none for these clients, still encodes each message once."""
+    async with broker_in_memory(flush="sync") as broker:
+        quotas = [Quota(bytes_out=100)] if has_quota else []
+        broker.quotas.sources = (lambda identity: quotas,)
+        feed = feed_of(broker)
+        gates = [broker.gate(Identity(name), LoginOrigin(), RecordingPeer()) for name in ("ann", "bob")]
+        cursors = [gate.follow(feed, lambda: None, {"#": 0}) for gate in gates]
+        for _ in range(20):
+            send(broker, "a", "x" * 100)
+        await settle(broker)
+        first, second = ([run for run, _ in cursor.collect(200)] for cursor in cursors)
+        assert len(first) == len(second) == 1
+        assert (first[0] is second[0]) is not has_quota
+        assert (first[0].count == 20) is not has_quota
 
 
 async def test_a_receiver_that_may_read_no_more_is_refused() -> None:

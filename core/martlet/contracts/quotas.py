@@ -87,6 +87,11 @@ class Pace(Protocol):
 class DeliveryLimit(Protocol):
     """What one connection may receive now; implemented by `martlet.access.Allowance`."""
 
+    @property
+    def applies(self) -> bool:
+        """Whether there is a limit now."""
+        ...
+
     def room(self, messages: int, size: int) -> tuple[int, int]:
         """Return how many messages and bytes may be delivered now, at most *messages* and *size*.
 

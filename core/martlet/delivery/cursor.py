@@ -190,13 +190,14 @@ class Cursor:
         """
         if not self.check_rules():
             return []
-        if self.limit is not None:
-            messages_max, budget_bytes = self.limit.room(messages_max, budget_bytes)
+        limit = self.limit if self.limit is not None and self.limit.applies else None
+        if limit is not None:
+            messages_max, budget_bytes = limit.room(messages_max, budget_bytes)
         collected: list[tuple[Run, tuple[Hashable, ...]]] = []
         while self._pending and budget_bytes > 0 and messages_max > 0:
             run, grants = self._pending.popleft()
             count, size = min(run.count, messages_max), len(run.data)
-            if self.limit is not None and size > budget_bytes:
+            if limit is not None and size > budget_bytes:
                 count = min(count, max(run.count * budget_bytes // size, 1))
             if run.count > count:
                 run, remaining_run = run.split(count)
@@ -208,10 +209,8 @@ class Cursor:
             collected.append((run, grants))
             if run.is_compressed or run.is_heavy:
                 break
-        if self.limit is not None and collected:
-            self.limit.charge_out(
-                sum([run.count for run, _ in collected]), sum([len(run.data) for run, _ in collected])
-            )
+        if limit is not None and collected:
+            limit.charge_out(sum([run.count for run, _ in collected]), sum([len(run.data) for run, _ in collected]))
         if self._pending:
             self.wake()
         elif self.place is CursorPlace.FULL:

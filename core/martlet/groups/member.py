@@ -105,7 +105,7 @@ class Member:
         Raises:
           Refused: the filter failed, or reading is no longer allowed; leave the group.
         """
-        if self.limit is None:
+        if self.limit is None or not self.limit.applies:
             return self.collect_unlimited(budget_bytes)
         deliveries, may_have_more = collect_limited(self, self.limit, budget_bytes)
         if may_have_more:
