@@ -279,6 +279,7 @@ VALUES: Final = (
     *(b"18446744073709551616", b"1E400", b"[]", b"{}", b'""', b'"0"', b'"00"', b'" 0"', b'"TRUE"', b'"true"'),
     *(b'"\\ud83d\\ude00"', b'"\\ud83d"', b'"\xff"', b'"a\\/b"', b'"\\u0000"', '"ß"'.encode()),
 )
+MORE: Final = (b',"remark":null', b',"x":"\xff"', b',"extFields":{"AccessKey":"ann"}', b',"code":34', b',"code":310')
 NAMES: Final = (
     *("bname", "ns", "lo", "OnsChannel", "SecurityToken", "Signature", "AccessKey", "_UNIQUE_KEY_QUERY", "accessKey"),
     *("b", "e", "i", "l", "m", "n", "z", "", "\U0001f600", "\uff01", "\u00e4"),
@@ -313,7 +314,9 @@ def changes(draw: st.DrawFn, frame: Frame) -> None:
         case "version":
             frame.version = draw(st.sampled_from((0, 399, 401)))
         case _:
-            frame.more = draw(st.sampled_from((b',"remark":null', b',"x":"\xff"', b',"extFields":{"AccessKey":"ann"}')))
+            frame.more = draw(
+                st.sampled_from((b',"remark":null', b',"x":"\xff"', b',"extFields":{"AccessKey":"ann"}', b',"code":34'))
+            )
 
 
 def fields_of(draw: st.DrawFn, code: int, number: int) -> dict[str, object]:
@@ -362,6 +365,19 @@ def request(code: int, number: int, user: str | None) -> bytes:
 
 def with_field(data: bytes, field: bytes) -> bytes:
     return with_header(data, data[8 : body_start(data)].replace(b'"extFields":{', b'"extFields":{' + field))
+
+
+@pytest.mark.parametrize("code", [V2, END, ACK])
+async def test_the_last_of_several_codes_counts_in_a_run_as_it_does_alone(harness: Harness, code: int) -> None:
+    client = closed(harness, tell)
+    receive(client, usual(1))
+    answers(client)
+    frames = [request(code, number, "ann") for number in range(10, 16)]
+    again = [data[8 : body_start(data)].replace(b',"flag":', b',"code":99999,"flag":') for data in frames]
+    frames = [with_header(data, header) for data, header in zip(frames, again, strict=True)]
+    assert receive(client, b"".join(frames)) == ""
+    assert {answer.code for answer in answers(client)} == {ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
+    await harness.step()
 
 
 NO_JSON: Final = (b'"\xff"', b'"\\q"', b'"\\ud83d"', b'"a\x01"', b"1E400", b"[" * 600 + b"]" * 600)

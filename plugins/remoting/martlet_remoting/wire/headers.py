@@ -291,8 +291,8 @@ decode_envelope: Final = Decoder(Envelope).decode
 _SIGNED_NAMES: Final = ("SecurityToken", "Signature")
 
 
-def _head_decoder(kind: type[K], header: type[Header], *more: str) -> Callable[[bytes], K | None]:
-    """Return a function that decodes a JSON header into *kind*, or returns None if it does not match.
+def _head_decoder(code: int, kind: type[K], header: type[Header], *more: str) -> Callable[[bytes], K | None]:
+    """Return a function that decodes a JSON header with *code* into *kind*, or returns None if it does not match.
 
     It does not match either if a field is not JSON, even if it is none of *header*; *more* are names of such fields.
     """
@@ -307,7 +307,7 @@ def _head_decoder(kind: type[K], header: type[Header], *more: str) -> Callable[[
             head: K = decode(header)
         except (ValueError, RecursionError):
             return read_unusual(header)
-        return head
+        return head if head.code == code else None
 
     def read_unusual(header: bytes) -> K | None:
         try:
@@ -315,7 +315,7 @@ def _head_decoder(kind: type[K], header: type[Header], *more: str) -> Callable[[
             orjson.loads(memoryview(decode_envelope(header).fields))
         except (ValueError, RecursionError):
             return None
-        return head
+        return head if head.code == code else None
 
     return read
 
@@ -333,9 +333,9 @@ def _converter(kind: type[K], fields: type[H], code: int) -> Callable[[int, int,
 
 
 # Each returns None if a field does not match.
-send_head: Final = _head_decoder(SendHead, SendHeader)
-end_head: Final = _head_decoder(EndHead, EndHeader, "bname", "topic", "transactionId")
-ack_head: Final = _head_decoder(AckHead, AckHeader, "bname")
+send_head: Final = _head_decoder(RequestCode.SEND_MESSAGE_V2, SendHead, SendHeader)
+end_head: Final = _head_decoder(RequestCode.END_TRANSACTION, EndHead, EndHeader, "bname", "topic", "transactionId")
+ack_head: Final = _head_decoder(RequestCode.ACK_MESSAGE, AckHead, AckHeader, "bname")
 send_head_of: Final = _converter(SendHead, SendHeader, RequestCode.SEND_MESSAGE_V2)
 end_head_of: Final = _converter(EndHead, EndHeader, RequestCode.END_TRANSACTION)
 _DECODERS: Final[Mapping[type[Header], Callable[[Raw], Any]]] = {
