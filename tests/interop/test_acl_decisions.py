@@ -12,9 +12,9 @@ import pytest
 from tests.acl.policy import reference
 from tests.acl.policy.worlds import filled
 
-from martlet.contracts import Identity, Question
+from martlet.contracts import Identity, Question, RuleLevel
 from martlet_acl.policy.document import PolicyDocument, StoredPolicies, StoredUser
-from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
+from martlet_acl.policy.policies import LEVELS, Policies
 from martlet_acl.policy.rules import ACTIONS, StoredRule
 
 from . import fetch
@@ -89,7 +89,7 @@ def said(document: PolicyDocument, question: Question) -> dict[str, object]:
     groups = reference.groups_of(document, question.identity)
     subjects = [f"user:{USER}", *(f"group:{group}" for group in groups), "everybody"]
 
-    def entries(level: PolicyLevel) -> list[dict[str, object]]:
+    def entries(level: RuleLevel) -> list[dict[str, object]]:
         rules = [
             rule for subject in subjects if subject in document.rules for rule in document.rules[subject].of(level)
         ]

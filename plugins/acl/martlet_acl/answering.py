@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from martlet.access.networks import plain_address
 from martlet.access.questions import SEPARATOR, SHARED, question
-from martlet.contracts import AccessRule, Action, Identity, Question, UserChange
+from martlet.contracts import AccessRule, Action, Identity, Question, RuleLevel, UserChange
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Steps
 from martlet.tables.topics import RETRY_PREFIX
@@ -20,7 +20,7 @@ from martlet_acl.credentials import SecretKey
 from martlet_acl.files import POLICIES
 from martlet_acl.observations import Observations
 from martlet_acl.policy.explanations import OTHER_RESOURCE, ConsideredRule, Explanation, explain_in_steps
-from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
+from martlet_acl.policy.policies import LEVELS, Policies
 from martlet_acl.policy.quotas import StoredQuota
 from martlet_acl.policy.rules import ACTIONS, Rule
 from martlet_acl.policy.subjects import ANONYMOUS
@@ -275,11 +275,11 @@ def _key_rows(state: AclState, name: str) -> Iterator[Row]:
         yield {"user": name, "key": key, "disabled": secret.disabled}
 
 
-def _levels_and_rules(policies: Policies, subject: str) -> list[tuple[PolicyLevel, Rule]]:
+def _levels_and_rules(policies: Policies, subject: str) -> list[tuple[RuleLevel, Rule]]:
     return [(level, rule) for level in LEVELS for rule in policies.rules_of(subject, level)]
 
 
-def _rule_row(subject: str, level: PolicyLevel, rule: Rule) -> Row:
+def _rule_row(subject: str, level: RuleLevel, rule: Rule) -> Row:
     stored = rule.stored()
     return {
         "subject": subject,

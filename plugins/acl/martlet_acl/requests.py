@@ -5,9 +5,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from martlet.contracts import RuleLevel
 from martlet.errors import Reason, Refused
 from martlet_acl.imports.findings import ImportedRule, ImportedUser
-from martlet_acl.policy.policies import PolicyLevel
 
 __all__ = [
     "AclAnswer",
@@ -129,13 +129,13 @@ class PutRule(_Request, frozen=True, tag="put rule"):
     actions: tuple[str, ...]
     resource: str
     networks: tuple[str, ...] = ()
-    level: PolicyLevel = "custom"
+    level: RuleLevel = "custom"
 
 
 class RemoveRule(_Request, frozen=True, tag="remove rule"):
     subject: str
     resource: str
-    level: PolicyLevel = "custom"
+    level: RuleLevel = "custom"
 
 
 class ListRules(_Request, frozen=True, tag="list rules"):

@@ -5,11 +5,12 @@ from typing import Final, final
 
 from msgspec.structs import replace
 
+from martlet.contracts import RuleLevel
 from martlet.runtime.steps import Budget, Steps
 from martlet_acl.credentials import SecretKey, UserSecrets, check_secrets
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import UserRecord
-from martlet_acl.policy.policies import Policies, PolicyLevel
+from martlet_acl.policy.policies import Policies
 from martlet_acl.policy.rules import Rule
 from martlet_acl.policy.subjects import group_subject, user_subject
 
@@ -116,7 +117,7 @@ class AclState:
         self.secrets[name] = secrets
         self.keys.update(dict.fromkeys(secrets.keys, name))
 
-    def put_rules(self, subject: str, level: PolicyLevel, rules: Sequence[Rule]) -> None:
+    def put_rules(self, subject: str, level: RuleLevel, rules: Sequence[Rule]) -> None:
         """Add *rules*, each of which replaces the one about the same resource, or raise an error and add none."""
         before = {rule.resource.text: rule for rule in self.policies.rules_of(subject, level)}
         done: list[str] = []

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import cast, final
 
 from martlet.access.networks import plain_address
-from martlet.contracts import Action, Identity, Question, ResourceKind
+from martlet.contracts import Action, Identity, Question, ResourceKind, RuleLevel
 from martlet_acl.observations import Observation
 from martlet_acl.policy.asked import Asked, outer_question
 from martlet_acl.policy.errors import PolicyError
-from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
+from martlet_acl.policy.policies import LEVELS, Policies
 from martlet_acl.policy.resources import parse_resource
 from martlet_acl.policy.rules import BITS, Rule
 from martlet_acl.policy.subjects import ANONYMOUS, parse_subject, user_subject
@@ -72,7 +72,7 @@ def _for_request(state: AclState, observed: Observation, together: _Together) ->
 
 
 def _allow(
-    policies: Policies, subject: str, together: _Together, question: Question, levels: Sequence[PolicyLevel]
+    policies: Policies, subject: str, together: _Together, question: Question, levels: Sequence[RuleLevel]
 ) -> str:
     asked = Asked(question)
     try:

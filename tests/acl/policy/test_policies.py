@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.acl.policy import reference
 from tests.acl.policy.worlds import filled, worlds
 
-from martlet.contracts import Identity, Question, Verdict
+from martlet.contracts import Identity, Question, RuleLevel, Verdict
 from martlet_acl.policy import policies as policies_module
 from martlet_acl.policy import policy as policy_module
 from martlet_acl.policy.document import PolicyDocument, StoredPolicies, document_of
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import UserRecord
-from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
+from martlet_acl.policy.policies import LEVELS, Policies
 from martlet_acl.policy.rules import StoredRule, parse_rule
 
 
@@ -28,7 +28,7 @@ def rule(text: str, *networks: str) -> StoredRule:
     return StoredRule(resource, tuple(actions.split(",")), decision, networks)
 
 
-def put(policies: Policies, subject: str, text: str, *networks: str, level: PolicyLevel = "custom") -> None:
+def put(policies: Policies, subject: str, text: str, *networks: str, level: RuleLevel = "custom") -> None:
     policies.put_rule(subject, level, parse_rule(rule(text, *networks)))
 
 

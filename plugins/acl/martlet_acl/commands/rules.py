@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, table
+from martlet.contracts import RuleLevel
 from martlet_acl.commands.channel import Channel, opened, rows_of
-from martlet_acl.policy.policies import PolicyLevel
 from martlet_acl.requests import ExplainRequest, ListRules, Observe, PutRule, RemoveRule, Report
 
 __all__ = ["add_subject", "explain", "list_rules", "observe", "print_notes", "put_rule", "remove_rule"]
@@ -25,7 +25,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
 
 def put_rule(arguments: Any) -> int:
     actions = tuple(each.strip() for each in arguments.actions.split(","))
-    level: PolicyLevel = "default" if arguments.default else "custom"
+    level: RuleLevel = "default" if arguments.default else "custom"
     rule = PutRule(arguments.subject, arguments.decision, actions, arguments.resource, tuple(arguments.networks), level)
     with opened(arguments) as channel:
         answer = channel.ask(rule)
@@ -42,7 +42,7 @@ def print_notes(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def remove_rule(arguments: Any) -> int:
-    level: PolicyLevel = "default" if arguments.default else "custom"
+    level: RuleLevel = "default" if arguments.default else "custom"
     with opened(arguments) as channel:
         channel.ask(RemoveRule(arguments.subject, arguments.resource, level))
     print(f"{arguments.subject}, {level}: the rule on {arguments.resource} was removed")

@@ -4,10 +4,10 @@ from typing import Final, final
 
 from msgspec import Struct
 
+from martlet.contracts import RuleLevel
 from martlet_acl.credentials import check_secret
 from martlet_acl.passwords import parse_verifier
 from martlet_acl.policy.errors import PolicyError
-from martlet_acl.policy.policies import PolicyLevel
 from martlet_acl.policy.rules import StoredRule, parse_rule
 from martlet_acl.policy.subjects import check_user_name, parse_subject
 
@@ -41,7 +41,7 @@ class ImportedRule(Struct, frozen=True):
     """A valid rule of *subject*."""
 
     subject: str
-    level: PolicyLevel
+    level: RuleLevel
     rule: StoredRule
 
 
@@ -60,7 +60,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.users: dict[str, ImportedUser] = {}
-        self._rules: dict[tuple[str, PolicyLevel, str], ImportedRule] = {}
+        self._rules: dict[tuple[str, RuleLevel, str], ImportedRule] = {}
         self._remarks: list[str] = []
         self._count = 0
 
@@ -106,7 +106,7 @@ class Findings:
         """The rules that were added."""
         return list(self._rules.values())
 
-    def put_rule(self, place: str, subject: str, level: PolicyLevel, rule: StoredRule) -> bool:
+    def put_rule(self, place: str, subject: str, level: RuleLevel, rule: StoredRule) -> bool:
         """Add *rule*, which replaces an earlier one about the same resource; return whether it is valid."""
         try:
             parse_subject(subject)

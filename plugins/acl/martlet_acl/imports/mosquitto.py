@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple, final
 
+from martlet.contracts import RuleLevel
 from martlet_acl.imports.findings import Findings, Imported, ImportedUser
 from martlet_acl.imports.topic_filters import check_filter, common_names
 from martlet_acl.policy.errors import PolicyError
-from martlet_acl.policy.policies import PolicyLevel
 from martlet_acl.policy.resources import parse_resource
 from martlet_acl.policy.rules import ACTIONS, ALL, ALLOW, DENY, StoredRule
 from martlet_acl.policy.subjects import ANONYMOUS, EVERYBODY, user_subject
@@ -157,7 +157,7 @@ def _level(level: str, *, is_pattern: bool) -> str | None:
     return level.replace("%u", USER) if is_pattern else level
 
 
-def _put_entries(found: Findings, subject: str, level: PolicyLevel, entries: Sequence[_Entry]) -> None:
+def _put_entries(found: Findings, subject: str, level: RuleLevel, entries: Sequence[_Entry]) -> None:
     """Add the rules of all entries of *subject*."""
     denials = [entry for entry in entries if not entry.actions]
     for entry in denials:

@@ -15,10 +15,10 @@ from typing import Final, final
 import msgspec
 from msgspec import Struct
 
+from martlet.contracts import RuleLevel
 from martlet_acl.imports.findings import Findings, Imported, ImportedUser
 from martlet_acl.imports.name_expressions import NamePatterns, is_found_in, parse_expression
 from martlet_acl.policy.errors import PolicyError
-from martlet_acl.policy.policies import PolicyLevel
 from martlet_acl.policy.rules import ACTIONS, ALLOW, DENY, StoredRule
 from martlet_acl.policy.subjects import user_subject
 
@@ -162,7 +162,7 @@ class _Rights:
         self._place = place
         self._topic = topic
         self._allowed: dict[str, set[str]] = {}
-        self._denied: dict[tuple[PolicyLevel, str], set[str]] = {}
+        self._denied: dict[tuple[RuleLevel, str], set[str]] = {}
 
     def parse(self, name: str, expression: str) -> NamePatterns:
         """Return the names of the permission *name*; none if they cannot be said."""
@@ -194,7 +194,7 @@ class _Rights:
         for name in names:
             self.allow(f"name:{self._topic}/{name}", action)
         if "#" not in names and any(self._topic.startswith(_encoded(each)) for each in topics.beginnings):
-            level: PolicyLevel = "default" if names else "custom"
+            level: RuleLevel = "default" if names else "custom"
             resource = f"name:{self._topic}/#" if names else f"topic:{self._topic}"
             self._denied.setdefault((level, resource), set()).add(action)
 
@@ -217,7 +217,7 @@ class _Rights:
         for (level, resource), actions in self._denied.items():
             self._put(subject, level, StoredRule(resource, _in_order(actions), DENY))
 
-    def _put(self, subject: str, level: PolicyLevel, rule: StoredRule) -> None:
+    def _put(self, subject: str, level: RuleLevel, rule: StoredRule) -> None:
         self._found.put_rule(self._place, subject, level, rule)
 
 

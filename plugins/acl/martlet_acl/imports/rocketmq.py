@@ -8,10 +8,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
+from martlet.contracts import RuleLevel
 from martlet_acl.imports.findings import Findings, Imported, ImportedUser
 from martlet_acl.imports.yaml_nodes import YamlNode, parse_yaml
 from martlet_acl.policy.errors import PolicyError
-from martlet_acl.policy.policies import PolicyLevel
 from martlet_acl.policy.rules import ALL, ALLOW, DENY, StoredRule
 from martlet_acl.policy.subjects import user_subject
 
@@ -80,7 +80,7 @@ def _read_account(found: Findings, account: YamlNode, known: Collection[str]) ->
         found.remark(account.place, f"account {key!r} is in another file already, which counts")
         return
     is_admin = "admin" in fields and fields.pop("admin").text().strip().lower() in TRUE
-    rules: list[tuple[str, PolicyLevel, StoredRule]] = []
+    rules: list[tuple[str, RuleLevel, StoredRule]] = []
     try:
         for name, value in fields.items():
             if name in LISTS:
@@ -100,7 +100,7 @@ def _read_account(found: Findings, account: YamlNode, known: Collection[str]) ->
             found.put_rule(place, user_subject(key), level, rule)
 
 
-def _rules_of(found: Findings, item: YamlNode, kind: str) -> Iterator[tuple[PolicyLevel, StoredRule]]:
+def _rules_of(found: Findings, item: YamlNode, kind: str) -> Iterator[tuple[RuleLevel, StoredRule]]:
     """Yield the rules of an item such as ``topicA=PUB``."""
     name, equals, words = (part.strip() for part in item.text().partition("="))
     if not equals:

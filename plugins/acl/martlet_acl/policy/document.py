@@ -15,10 +15,11 @@ from typing import Final, TypeAlias, TypeVar, final
 import msgspec
 from msgspec import Struct
 
+from martlet.contracts import RuleLevel
 from martlet.runtime.steps import Budget, Steps
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import UserRecord
-from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel
+from martlet_acl.policy.policies import LEVELS, Policies
 from martlet_acl.policy.quotas import StoredQuota
 from martlet_acl.policy.reading import MEMBER_CHARACTERS, MEMBER_US, decode_value, read_object
 from martlet_acl.policy.rules import StoredRule, parse_rule
@@ -62,7 +63,7 @@ class StoredPolicies(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     custom: tuple[StoredRule, ...] = ()
     default: tuple[StoredRule, ...] = ()
 
-    def of(self, level: PolicyLevel) -> tuple[StoredRule, ...]:
+    def of(self, level: RuleLevel) -> tuple[StoredRule, ...]:
         """Return the rules of *level*."""
         return self.custom if level == "custom" else self.default
 
@@ -164,7 +165,7 @@ def stored_policies(policies: Policies, subject: str) -> StoredPolicies:
     return StoredPolicies(custom, default)
 
 
-def _put_rule(policies: Policies, subject: str, level: PolicyLevel, stored: StoredRule) -> None:
+def _put_rule(policies: Policies, subject: str, level: RuleLevel, stored: StoredRule) -> None:
     count = len(policies)
     policies.put_rule(subject, level, parse_rule(stored))
     if len(policies) == count:

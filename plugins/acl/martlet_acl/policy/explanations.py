@@ -5,10 +5,10 @@ from typing import Final, final
 
 from msgspec import Struct
 
-from martlet.contracts import Question, Verdict
+from martlet.contracts import Question, RuleLevel, Verdict
 from martlet.runtime.steps import Budget, Steps, finish_now
 from martlet_acl.policy.asked import Asked, outer_question
-from martlet_acl.policy.policies import LEVELS, Policies, PolicyLevel, Standing, find, subjects_of, verdict_of
+from martlet_acl.policy.policies import LEVELS, Policies, Standing, find, subjects_of, verdict_of
 from martlet_acl.policy.policy import Precedence, precedence_of
 from martlet_acl.policy.resources import expand, levels_of_user
 from martlet_acl.policy.rules import Rule
@@ -31,7 +31,7 @@ class ConsideredRule(Struct, frozen=True):
     """A rule of a subject that the question concerns; *outcome* says whether it decides, and why not."""
 
     subject: str
-    level: PolicyLevel
+    level: RuleLevel
     rule: Rule
     outcome: str
 

@@ -1,11 +1,11 @@
 """All rules and quotas of all subjects, and the decisions."""
 
 from collections.abc import Iterable, Iterator, KeysView, Mapping
-from typing import Final, Literal, TypeAlias, final, get_args
+from typing import Final, final, get_args
 
 from msgspec import Struct
 
-from martlet.contracts import Identity, Network, Question, Quota, Verdict
+from martlet.contracts import Identity, Network, Question, Quota, RuleLevel, Verdict
 from martlet_acl.policy.asked import Asked
 from martlet_acl.policy.errors import PolicyError
 from martlet_acl.policy.members import Memberships, UserRecord
@@ -22,15 +22,13 @@ from martlet_acl.policy.subjects import (
     user_subject,
 )
 
-__all__ = ["LEVELS", "Found", "Policies", "PolicyLevel", "subjects_of"]
+__all__ = ["LEVELS", "Found", "Policies", "subjects_of"]
 
 RULES_MAX: Final = 1_000_000
 # Users whose subjects are remembered: some 300 bytes each.
 STANDINGS_MAX: Final = 20_000
 
-# Rules of the default level count only where no custom one matches.
-PolicyLevel: TypeAlias = Literal["custom", "default"]
-LEVELS: Final[tuple[PolicyLevel, ...]] = get_args(PolicyLevel)
+LEVELS: Final[tuple[RuleLevel, ...]] = get_args(RuleLevel)
 
 
 class Found(Struct, frozen=True, gc=False):
@@ -120,17 +118,17 @@ class Policies:
         self.members.groups.pop(name, None)
         self._generation += 1
 
-    def rules_of(self, subject: str, level: PolicyLevel) -> list[Rule]:
+    def rules_of(self, subject: str, level: RuleLevel) -> list[Rule]:
         """Return the rules of *subject*, in the order in which they were added."""
         policies = self._subjects.get(subject)
         return policies[LEVELS.index(level)].all() if policies is not None else []
 
-    def rule_on(self, subject: str, level: PolicyLevel, resource: str) -> Rule | None:
+    def rule_on(self, subject: str, level: RuleLevel, resource: str) -> Rule | None:
         """Return the rule of *subject* on *resource*, as the rule has it; None if there is none."""
         policies = self._subjects.get(subject)
         return policies[LEVELS.index(level)].get(resource) if policies is not None else None
 
-    def put_rule(self, subject: str, level: PolicyLevel, rule: Rule) -> None:
+    def put_rule(self, subject: str, level: RuleLevel, rule: Rule) -> None:
         """Add *rule*, which replaces the one about the same resource. Raises `PolicyError`."""
         policies = self._subjects.get(subject)
         if policies is None:
@@ -148,7 +146,7 @@ class Policies:
         self._count += old is None
         self._note_networks(rule, old)
 
-    def remove_rule(self, subject: str, level: PolicyLevel, resource: str) -> Rule | None:
+    def remove_rule(self, subject: str, level: RuleLevel, resource: str) -> Rule | None:
         """Remove the rule about *resource* and return it; None if there is none."""
         policies = self._subjects.get(subject)
         if policies is None:
@@ -190,11 +188,11 @@ class Policies:
         found, level = self._find(question, standing)
         return verdict_of(found, level) if found is not None else None
 
-    def find(self, question: Question) -> tuple[Found | None, PolicyLevel]:
+    def find(self, question: Question) -> tuple[Found | None, RuleLevel]:
         """Return the rule that decides, and its level; None if no rule does."""
         return self._find(question, self.standing_of(question.identity))
 
-    def _find(self, question: Question, standing: Standing) -> tuple[Found | None, PolicyLevel]:
+    def _find(self, question: Question, standing: Standing) -> tuple[Found | None, RuleLevel]:
         asked = Asked(question)
         found: Found | None = None
         for number, level in enumerate(LEVELS) if standing.verdict is None else ():
@@ -270,7 +268,7 @@ def find(asked: Asked, standing: Standing, number: int) -> Found | None:
     return best
 
 
-def verdict_of(found: Found, level: PolicyLevel) -> Verdict:
+def verdict_of(found: Found, level: RuleLevel) -> Verdict:
     """Return the verdict of a rule."""
     rule = f"{show_subject(found.subject)}, {level}: {found.rule}"
     return Verdict(True, rule) if found.rule.allow else Verdict(False, rule, "a rule denies it")
