@@ -208,12 +208,22 @@ def test_keys_are_loaded_again_and_a_withdrawn_one_ends_kept_proofs() -> None:
         ([{"kty": "RSA"}], "key 1 cannot be used"),
         ([{"kty": "?"}], "key 1 cannot be used"),
         ([jwk("r"), jwk("e", kid="r")], "two keys have the id 'r'"),
+        ([{**jwk("r"), "kid": ["r"]}], "key 1 cannot be used; its kid is no text"),
+        ([{**jwk("r"), "kid": {}}, {**jwk("e"), "kid": 5}], "key 2 cannot be used; its kid is no text"),
+        ([jwk("e"), json.loads(RSAAlgorithm.to_jwk(RSA))], "key 2 cannot be used; it is private"),
+        ([json.loads(OKPAlgorithm.to_jwk(ED))], "key 1 cannot be used; it is private"),
         ([json.loads(ECAlgorithm.to_jwk(generate_private_key(SECP384R1()).public_key()))], "key 1 is for ES384"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_an_error_of_the_configuration(keys: list[dict[str, Any]], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Tokens(CONFIG, Now(), refusal_of, File(*keys))
+
+
+@pytest.mark.parametrize("data", [b"", b"null", b"[]", b'{"keys": 5}', b'{"keys": [5]}', b"[" * 100_000, b"\xff"])
+def test_a_file_that_is_no_jwks_file_is_an_error_of_the_configuration(data: bytes) -> None:
+    with pytest.raises(ConfigError, match="is no JWKS file"):
+        Tokens(CONFIG, Now(), refusal_of, lambda path: data)
 
 
 @pytest.mark.parametrize("key", ["token_issuer", "token_audience", "token_user_claim"])

@@ -230,24 +230,34 @@ def _parse_keys(path: str, data: bytes) -> "Mapping[str, PyJWK]":
     try:
         listed = json.loads(data)["keys"]
         found = [each for each in listed if each.get("use", "sig") == "sig" and each.get("kty") != "oct"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"acl.jwks {path!r} is no JWKS file; it must be an object with a list 'keys'") from error
     keys: dict[str, PyJWK] = {}
     for number, each in enumerate(found, 1):
         try:
             key = jwt.PyJWK(each)
+            name = _key_id(each, number)
         except (PyJWTError, ValueError, TypeError) as error:
             raise ConfigError(f"acl.jwks {path!r}: key {number} cannot be used; {error}") from error
         if key.algorithm_name not in ALGORITHMS:
             text = f"acl.jwks {path!r}: key {number} is for {key.algorithm_name}; take one of {', '.join(ALGORITHMS)}"
             raise ConfigError(text)
-        name = each.get("kid") or f"#{number}"
         if name in keys:
             raise ConfigError(f"acl.jwks {path!r}: two keys have the id {name!r}; give each its own")
         keys[name] = key
     if not keys:
         raise ConfigError(f"acl.jwks {path!r} has no public key for signatures")
     return keys
+
+
+def _key_id(key: Mapping[str, object], number: int) -> str:
+    """Return the id of *key*. Raises `ValueError` if it is no text, or if the key is private."""
+    if "d" in key:
+        raise ValueError("it is private; write its public part only")
+    name = key.get("kid") or f"#{number}"
+    if not isinstance(name, str):
+        raise ValueError("its kid is no text")
+    return name
 
 
 def _json_part(part: bytes, name: str) -> Mapping[str, Any]:
