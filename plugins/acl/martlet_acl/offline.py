@@ -1,12 +1,13 @@
 """The files of a data directory that no broker uses: read, changed and written under the directory's lock."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from time import sleep
 from typing import Final, final
 
 import trio
 
-from martlet.errors import Reason, Refused
+from martlet.errors import Reason, Refused, StoreLocked
 from martlet.runtime.steps import finish_now
 from martlet.store.disk.data_directory import DataDirectory, lock_directory
 from martlet.store.disk.files import Disk, Files
@@ -26,17 +27,31 @@ from martlet_acl.state import AclState
 __all__ = ["OfflineFiles", "has_files", "locked"]
 
 OPEN_FILES: Final = 8
+PAUSE_S: Final = 0.1
 COPIES: Final = 2  # the file and its previous generation, as a broker writes them
 
 
 @contextmanager
-def locked(directory: str, disk: Disk) -> Generator[None]:
-    """Keep other processes from using *directory*. Raises `StoreLocked`, or `OSError` if there is no such directory."""
-    lock = lock_directory(directory, disk)
+def locked(directory: str, disk: Disk, tries: int = 1) -> Generator[None]:
+    """Keep other processes from using *directory*, after *tries* to lock it.
+
+    Raises:
+      StoreLocked: another process uses it.
+      OSError: there is no such directory.
+    """
+    lock = _lock(directory, disk, tries)
     try:
         yield
     finally:
         disk.close(lock)
+
+
+def _lock(directory: str, disk: Disk, tries: int) -> int:
+    for _ in range(tries - 1):
+        with suppress(StoreLocked):
+            return lock_directory(directory, disk)
+        sleep(PAUSE_S)
+    return lock_directory(directory, disk)
 
 
 def has_files(directory: str, disk: Disk) -> bool:

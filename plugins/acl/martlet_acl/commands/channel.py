@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 TIMEOUT_S: Final = 60.0
+LOCK_TRIES: Final = 20  # 2 s: other commands may be at work
 RECEIVE_BYTES: Final = 1 << 16
 ROOT: Final = 0
 Listing = ListUsers | ListKeys | ListGroups | ListRules | ListQuotas | Report
@@ -114,7 +115,7 @@ def _offline(directory: str, config: Config) -> Iterator[Channel]:
     settings = fill(AclConfig, table_of(config), "acl")
     become_owner(directory)
     try:
-        with locked(directory, disk):
+        with locked(directory, disk, LOCK_TRIES):
             files = OfflineFiles(directory, disk)
             administration = Administration(files, Ids().key, settings.password_cost)
             yield _FilesChannel(Requests(administration, None, _finish))
