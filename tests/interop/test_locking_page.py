@@ -67,6 +67,23 @@ class Clients:
         assert [each.text for each in client.heard.take(1)] == ["sale"]
         client.disconnect()
 
+    def durable_sensor(self, name: str, *, clean: bool = False) -> None:
+        """Open a session of MQTT that outlives its connection, or end one."""
+        secret = self._secret("sensors")
+        link = mqtt_clients.Link(f"mqtt://{self._broker.mqtt}", user="sensors" if secret else None, password=secret)
+        self._mqtt.connect(link, name, clean=clean, expiry_s=0 if clean else 600).disconnect()
+
+    def durable_web(self) -> list[str]:
+        """Return what has come to a durable subscription of STOMP; it ends with the connection only."""
+        secret = self._secret("web")
+        login = {"login": "web", "passcode": secret} if secret else {}
+        client = self._stomp.connect(self._broker.stomp, (0, 0), **login)
+        client.subscribe("/topic/news", number="page", durable="true")
+        client.send("/topic/news", "more")
+        texts = [client.heard.take(1)[0].text]
+        client.disconnect()
+        return texts
+
     def each(self) -> dict[str, Callable[[], None]]:
         return {"shop": self.shop, "sensors": self.sensors, "web": self.web}
 
@@ -129,10 +146,19 @@ def test_the_page_locks_a_broker_whose_clients_go_on(
     ):
         assert re.search(line, said), said
     run(USERS)
+    for session in ("kept", "ended"):
+        clients.durable_sensor(session)
+    clients.durable_sensor("ended", clean=True)
+    clients.durable_web()
     for user, do in clients.each().items():
         clients.switched.add(user)
         do()
         assert re.search(rf"(?m)^{user} +publish ", run(SEE))
+    clients.durable_sensor("ended")
+    clients.durable_sensor("another")
+    with pytest.raises(mqtt_clients.LoginRefused, match="Not authorized"):
+        clients.durable_sensor("kept")
+    assert clients.durable_web() == ["more"]
     assert "martlet acl allow user:shop " in run(ALLOW)
 
     observe, *rest = LOOK.splitlines()
