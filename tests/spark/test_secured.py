@@ -86,6 +86,13 @@ def test_queries_in_spark_sign_and_encrypt(spark: SparkSession, secured: Secured
     with pytest.raises(PySparkException, match="check the options accessKey and secretKey") as caught:
         spark.read.format("martlet").options(**wrong).load().collect()
     assert "a guess" not in str(caught.value)
+    written = spark.range(3).selectExpr("string(id) AS body").write.format("martlet").mode("append")
+    sink = {"endpoints": target.endpoints, "topic": target.name, "guarantee": "at-least-once"}
+    refused = {**sink, **secured.options({**ANN, "secret_key": "a guess"})}
+    with pytest.raises(PySparkException, match="check the options accessKey and secretKey") as caught:
+        written.options(**refused).save()
+    assert "a guess" not in str(caught.value)
+    assert sorted(batch_of(target, **secured.options(ANN))) == sorted(secured.topic.bodies)
 
 
 def test_the_sink_signs_and_encrypts(secured: Secured) -> None:
