@@ -172,6 +172,39 @@ async def test_a_silent_client_leaves_its_groups(harness: Harness, autojump_cloc
     assert harness.state.members.producers == {}
 
 
+@pytest.mark.parametrize(("denied", "left"), [("T", ["G"]), ("%RETRY%G", ["G"]), ("U", ["H"]), ("", [])])
+async def test_a_member_that_may_no_longer_consume_leaves_with_its_next_heartbeat(
+    harness: Harness, denied: str, left: list[str]
+) -> None:
+    first, second = harness.client(), harness.client()
+    for client, name in (first, "c1"), (second, "c2"):
+        await client.heartbeat(name, "G", "T")
+        await client.heartbeat(name, "H", "U")
+    notices(second)
+    harness.broker.authorizers = (lambda identity, action, name: action != "read" or name != denied,)
+    consumers = [
+        {"groupName": group, "subscriptionDataSet": [{"topic": topic, "subString": "*", "subVersion": 1}]}
+        for group, topic in (("G", "T"), ("H", "U"))
+    ]
+    answer = await first.heartbeat_body({"clientID": "c1", "consumerDataSet": consumers})
+    assert answer.code == (ResponseCode.NO_PERMISSION if left else 0)
+    assert notices(second) == left
+    for group in "G", "H":
+        held = harness.state.members.group(group)
+        assert held is not None
+        assert held.sorted_ids() == (["c2"] if group in left else ["c1", "c2"])
+
+
+async def test_a_denied_heartbeat_removes_no_other_client_of_its_connection(harness: Harness) -> None:
+    proxy = harness.client()
+    await proxy.heartbeat("c1", "G", "T")
+    harness.broker.authorizers = (lambda identity, action, name: name != "T",)
+    assert (await proxy.heartbeat("c2", "G", "T")).code == ResponseCode.NO_PERMISSION
+    held = harness.state.members.group("G")
+    assert held is not None
+    assert held.sorted_ids() == ["c1"]
+
+
 async def test_members_on_the_vip_port_belong_to_the_same_groups(harness: Harness) -> None:
     main, fast = harness.client(), harness.client(fast=True)
     await main.heartbeat("c1", "G", "T")

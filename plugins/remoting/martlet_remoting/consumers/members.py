@@ -291,6 +291,13 @@ class Members:
             del self.consumers[name]
         self.notify(group)
 
+    def expel(self, connection: ClientConnection, name: str, client_id: str) -> None:
+        """As `leave`, if the member of *connection* is *client_id*; a proxy has other clients on it."""
+        group = self.consumers.get(name)
+        member = group.members.get(connection) if group is not None else None
+        if member is not None and member.client_id == client_id:
+            self.leave(connection, name)
+
     def leave_producers(self, connection: ClientConnection, name: str) -> None:
         """Remove *connection* from the producer group *name*."""
         self._uncount_group(connection, False, name)

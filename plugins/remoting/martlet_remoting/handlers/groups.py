@@ -62,7 +62,7 @@ def heartbeat(context: RequestContext, command: Command) -> Steps[bytes]:
         raise Refused(Reason.BUSY, f"{text_}; remoting.groups_peer_max is {limit}")
     budget = Budget()
     gate = context.gate(command)
-    yield from _check_heartbeat(gate, consumers, budget)
+    yield from _check_heartbeat(context, gate, client_id, consumers, budget)
     if not boolean(body, "withoutSub"):
         _count_consumers(gate.allowance, consumers)
     language = command.language[:LANGUAGE_CHARS_MAX]
@@ -88,19 +88,35 @@ def heartbeat(context: RequestContext, command: Command) -> Steps[bytes]:
     return reply(command, {"IS_SUPPORT_HEART_BEAT_V2": True, "IS_SUB_CHANGE": changed})
 
 
-def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], budget: Budget) -> Steps[None]:
+def _check_heartbeat(
+    context: RequestContext, gate: Gate, client_id: str, consumers: list[dict[object, object]], budget: Budget
+) -> Steps[None]:
     """Refuse the whole heartbeat if the client may not consume a topic in a group; producers need no permission.
 
-    A member of a group gets a share of the queues, so it takes more than the permission to look at the group.
+    A member of a group gets a share of the queues, so it takes more than the permission to look at the group. For the
+    same reason a client that was a member leaves the group at once: nobody else would read from its queues.
     """
+    denied: Refused | None = None
     for data in consumers:
         if group := text(data, "groupName"):
-            gate.check("subscribe", RETRY_PREFIX + group)
-            for item in items(data, "subscriptionDataSet"):
-                if topic := text(item, "topic"):
-                    gate.consume(group, topic)
-                if budget.is_over(STEPS_OF_A_CHECK):
-                    yield
+            try:
+                yield from _check_group(gate, group, data, budget)
+            except Refused as refused:
+                if refused.reason is not Reason.NO_PERMISSION:
+                    raise
+                context.state.members.expel(context, group, client_id)
+                denied = denied or refused
+    if denied is not None:
+        raise denied
+
+
+def _check_group(gate: Gate, group: str, data: dict[object, object], budget: Budget) -> Steps[None]:
+    gate.check("subscribe", RETRY_PREFIX + group)
+    for item in items(data, "subscriptionDataSet"):
+        if topic := text(item, "topic"):
+            gate.consume(group, topic)
+        if budget.is_over(STEPS_OF_A_CHECK):
+            yield
 
 
 def _count_consumers(allowance: Allowance, consumers: list[dict[object, object]]) -> None:
