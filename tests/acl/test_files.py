@@ -92,7 +92,7 @@ def test_the_file_is_readable_by_people() -> None:
 @pytest.mark.parametrize(
     ("policies", "problem"),
     [
-        ({"users": {"a\nb": {}}}, "user a\nb: user 'a\\nb' has a control character in its name"),
+        ({"users": {"a\nb": {}}}, "user a\\nb: user 'a\\nb' has a control character in its name"),
         ({"users": {"": {}}}, "user : a user has an empty name"),
         ({"users": {"alice": {"group": "a"}}}, "user alice: Object contains unknown field `group`"),
         ({"users": {"alice": {"disabled": 1}}}, "user alice, disabled: Expected `bool`, got `int`"),

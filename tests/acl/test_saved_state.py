@@ -222,7 +222,7 @@ async def test_wrong_edits_are_said_once_and_change_nothing(tmp_path: Path, capl
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * len(caplog.records)
     assert caplog.messages == [
         "config/acl.json: user root: Object contains unknown field `a`",
-        "config/acl.json: user b\n: user 'b\\n' has a control character in its name",
+        "config/acl.json: user b\\n: user 'b\\n' has a control character in its name",
         "the edited files are not used; users and rules stay as they were",
     ]
 

@@ -128,6 +128,12 @@ def test_what_is_wrong_is_refused_with_its_place(data: bytes, error: str) -> Non
         filled(decoded(data))
 
 
+def test_an_error_is_one_line_whatever_the_names_are() -> None:
+    with pytest.raises(PolicyError) as caught:
+        decoded(rb'{"users": {"a\u001b[2J\nb": 5}}')
+    assert str(caught.value) == r"user a\x1b[2J\nb: Expected `object`, got `int`"
+
+
 def test_a_document_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BYTES_MAX", 3)
     with pytest.raises(PolicyError, match="4 bytes are too many; 3 are allowed"):
