@@ -6,7 +6,8 @@
 The broker is a process of its own with the plugin acl. Each client has a user of its own. All have the same stored
 hash, so that making them takes no minutes; the broker cannot use that, and hashes once for each user. The guesser
 connects from 127.0.0.2 and sends a wrong password on each connection, again and again. A single client that comes
-each 50 ms shows what its login waits, with and without the guesser.
+each 50 ms shows what its login waits, with and without the guesser. The processor time of the broker and of the clients
+says more than the seconds if the machine does something else, too.
 """
 
 import argparse
@@ -62,8 +63,8 @@ def write_users(data: Path, count: int) -> None:
 
 
 @contextmanager
-def broker(data: str) -> Iterator[tuple[str, int]]:
-    """Run a broker; yield the address of its MQTT port."""
+def broker(data: str) -> Iterator[tuple[tuple[str, int], int]]:
+    """Run a broker; yield the address of its MQTT port and its process."""
     command = [sys.executable, "-m", "martlet", "run", "--data", data, "--set", "mqtt.listen=127.0.0.1:0"]
     command += ["--set", 'plugins.enabled=["acl","mqtt"]', "--set", "server.connections_max=30000"]
     command += ["--set", "mqtt.connect_s=120"]
@@ -72,10 +73,16 @@ def broker(data: str) -> Iterator[tuple[str, int]]:
         assert process.stdout is not None
         words = process.stdout.readline().split()
         host, _, port = next(word.partition("=")[2] for word in words if word.startswith("mqtt=")).rpartition(":")
-        yield host, int(port)
+        yield (host, int(port)), process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time that the process *pid* has used."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 class Clients:
@@ -89,6 +96,7 @@ class Clients:
         self._inside: list[socket.socket] = []
         self._count = count
         self.refused = 0
+        self.reset = 0
 
     def run(self) -> float:
         """Return the seconds until all are logged in."""
@@ -114,7 +122,12 @@ class Clients:
             assert isinstance(client, socket.socket)
             self._selector.unregister(client)
             self._waiting -= 1
-            if client.recv(CONNACK_BYTES)[3:] == b"\0":
+            try:
+                answer = client.recv(CONNACK_BYTES)
+            except ConnectionResetError:
+                answer = b""
+                self.reset += 1
+            if answer[3:] == b"\0":
                 self._inside.append(client)
             else:
                 client.close()
@@ -172,12 +185,16 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as data:
         write_users(Path(data), options.clients + 2 * PROBES)
-        with broker(data) as address:
+        with broker(data) as (address, pid):
             for name in ("cold", "warm"):
                 clients = Clients(address, options.clients)
+                used_s, own_s = processor_s(pid), time.process_time()
                 elapsed = clients.run()
-                print(f"{options.clients} logins, {name:14} {elapsed:6.1f} s, {clients.refused} times busy")
-        with broker(data) as address:
+                used_s, own_s = processor_s(pid) - used_s, time.process_time() - own_s
+                refused = f"{clients.refused} times busy, {clients.reset} resets"
+                print(f"{options.clients} logins, {name:14} {elapsed:6.1f} s, {refused}", end="")
+                print(f"; processor: broker {used_s:.1f} s, clients {own_s:.1f} s", flush=True)
+        with broker(data) as (address, _):
             show_waits("one client", probe(address, options.clients))
             guesser = os.fork()
             if not guesser:

@@ -8,7 +8,16 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.access import login_line
-from martlet.access.login_line import FAILURES_FREE, FORGET_S, PAUSE_S_MAX, THREADS, WAIT_S, LoginLine, network_of
+from martlet.access.login_line import (
+    AGAIN_S,
+    FAILURES_FREE,
+    FORGET_S,
+    PAUSE_S_MAX,
+    THREADS,
+    WAIT_S,
+    LoginLine,
+    network_of,
+)
 from martlet.contracts import LoginOrigin
 from martlet.errors import Reason, Refused
 
@@ -111,7 +120,7 @@ async def test_users_of_one_address_take_turns(autojump_clock: MockClock) -> Non
     assert order.index("ann") <= THREADS + 2
 
 
-async def test_a_login_that_would_wait_too_long_is_refused_at_once(autojump_clock: MockClock) -> None:
+async def test_a_login_that_has_waited_long_is_refused(autojump_clock: MockClock) -> None:
     line = LoginLine(Threads().run)
     room = int(WAIT_S / CHECK_S * THREADS)
     reasons: list[Reason | None] = []
@@ -119,7 +128,7 @@ async def test_a_login_that_would_wait_too_long_is_refused_at_once(autojump_cloc
     async def login(number: int) -> None:
         reasons.append(await reason_of(line.run(LoginOrigin(f"{number}"), "ann", lambda: None)))
         if reasons[-1] is not None:
-            assert trio.current_time() == 0.0
+            assert trio.current_time() == pytest.approx(WAIT_S)
 
     async with trio.open_nursery() as nursery:
         for number in range(2 * room):
@@ -128,6 +137,65 @@ async def test_a_login_that_would_wait_too_long_is_refused_at_once(autojump_cloc
     assert set(reasons) == {None, Reason.BUSY}
     assert line.refused == reasons.count(Reason.BUSY)
     assert is_empty(line)
+
+
+async def test_who_was_refused_and_comes_again_goes_before_those_who_came_later(autojump_clock: MockClock) -> None:
+    line = LoginLine(Threads().run)
+    done: dict[str, float] = {}
+    room = int(WAIT_S / CHECK_S * THREADS)
+
+    async def login(user: str) -> None:
+        while user not in done:
+            if await reason_of(line.run(HERE, user, lambda: None)) is None:
+                done[user] = trio.current_time()
+            else:
+                await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3 * room):
+            nursery.start_soon(login, f"early {number}")
+        await trio.sleep(WAIT_S - 1)
+        for number in range(3 * room):
+            nursery.start_soon(login, f"late {number}")
+    early = max(at for user, at in done.items() if user.startswith("early"))
+    assert early < 3 * WAIT_S + 2 + 2 * CHECK_S
+    assert sum(at < early for user, at in done.items() if user.startswith("late")) <= 3 * THREADS / CHECK_S
+    assert is_empty(line)
+    assert not line._missed
+
+
+async def test_a_place_in_the_line_is_kept_for_a_time(autojump_clock: MockClock) -> None:
+    line = LoginLine(Threads().run)
+    order: list[str] = []
+    room = int(WAIT_S / CHECK_S * THREADS)
+
+    async def login(user: str) -> None:
+        await reason_of(line.run(HERE, user, lambda: order.append(user)))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(room + THREADS + 1):
+            nursery.start_soon(login, f"{number}")
+            await trio.lowlevel.checkpoint()
+    missed = ({f"{number}" for number in range(room + THREADS + 1)} - set(order)).pop()
+    for pause_s, places in ((1.0, range(2 * THREADS)), (AGAIN_S + 1, range(10, THREADS + 11))):
+        line._missed[HERE.address, missed] = 0.0, trio.current_time()
+        await trio.sleep(pause_s)
+        order.clear()
+        async with trio.open_nursery() as nursery:
+            for number in range(THREADS + 10):
+                nursery.start_soon(login, f"other {number}")
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(login, missed)
+        assert order.index(missed) in places
+
+
+async def test_missed_logins_take_bounded_memory(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login_line, "MISSED_MAX", 10)
+    line = LoginLine(Threads().run)
+    async with trio.open_nursery() as nursery:
+        for number in range(2 * int(WAIT_S / CHECK_S * THREADS)):
+            nursery.start_soon(reason_of, line.run(HERE, f"{number}", lambda: None))
+    assert len(line._missed) == 10
 
 
 async def test_a_client_that_goes_leaves_the_line(autojump_clock: MockClock) -> None:

@@ -3,20 +3,25 @@
 A good password hash takes tens of milliseconds by design, so a broker checks some dozens a second, while thousands of
 clients come back after a restart, and guessers send as fast as they can. The line is fair: addresses take turns, and at
 one address its users do. Whoever guesses from a thousand connections waits behind their own guesses, and delays a
-client at another address by one check. A login that would wait longer than clients do is refused at once (BUSY).
+client at another address by one check. A login that has waited for as long as clients do is refused (BUSY), and goes to
+its place when it comes again: nobody waits for ever because others come in the right moment. It is not refused before,
+however long the line is: a client that is refused at once comes again at once, and thousands of them cost more than the
+checks (10,000 MQTT clients, which come again after 1 s, did it 116,000 times).
 
 After some failures of a user at an address, the next check is refused until a pause is over, which doubles each time.
 The user's logins from other addresses are not affected, so nobody can lock out somebody else.
 """
 
+import math
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar, final
 
 import trio
 
 from martlet.contracts import LoginOrigin
 from martlet.errors import Reason, Refused
+from martlet.runtime.alarms import Alarms
 
 __all__ = ["LoginLine", "network_of"]
 
@@ -24,6 +29,10 @@ __all__ = ["LoginLine", "network_of"]
 THREADS: Final = 2
 # The longest wait; RocketMQ, MQTT and STOMP clients give up after 3 to 30 s, and the ports after 10 s.
 WAIT_S: Final = 8.0
+# A refused login that comes again within this time goes to its place in the line; the oldest are forgotten if there are
+# too many.
+AGAIN_S: Final = 60.0
+MISSED_MAX: Final = 20_000
 # The first guess of what a check takes; then the mean of the last ones, of which each new one counts a sixteenth.
 CHECK_S: Final = 0.05
 WEIGHT: Final = 1 / 16
@@ -62,6 +71,41 @@ class _Check:
 
 
 @final
+class _Address:
+    """The logins of one address that wait, by user; ``turns`` has the users in the order of their turns."""
+
+    __slots__ = ("turns", "users")
+
+    def __init__(self) -> None:
+        self.users: dict[str, deque[_Check]] = {}
+        self.turns: Alarms[str] = Alarms()
+
+    def add(self, user: str, check: _Check, came_at: float) -> None:
+        """Add a login of *user*, who came at *came_at*."""
+        self.users.setdefault(user, deque()).append(check)
+        self.turns.ring_by(user, came_at)
+
+    def remove(self, user: str, check: _Check) -> None:
+        """Remove a login of *user*."""
+        self.users[user].remove(check)
+        if not self.users[user]:
+            del self.users[user]
+            self.turns.cancel(user)
+
+    def take(self, now: float) -> _Check:
+        """Remove the next login and return it. The other ones of its user wait for the next turn of the user."""
+        while (turn := next(self.turns.take(math.inf), None)) is None:
+            pass  # it drops those who have gone, a thousand at a time
+        _, user = turn
+        check = self.users[user].popleft()
+        if self.users[user]:
+            self.turns.ring_by(user, now)
+        else:
+            del self.users[user]
+        return check
+
+
+@final
 class _Failures:
     """Failed logins of one user at one address: how many, when the last one was, and until when none is checked."""
 
@@ -83,8 +127,9 @@ class LoginLine:
     def __init__(self, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = trio.to_thread.run_sync) -> None:
         self._in_thread = in_thread
         self._free = THREADS
-        # By address, then by user; the first of each is the next one.
-        self._waiting: OrderedDict[str, OrderedDict[str, deque[_Check]]] = OrderedDict()
+        self._waiting: OrderedDict[str, _Address] = OrderedDict()  # by address; the first is the next one
+        # When users came first who were refused, and when they were, by address and user.
+        self._missed: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
         self._count = 0
         self._check_s = CHECK_S
         self._failures: OrderedDict[tuple[str, str], _Failures] = OrderedDict()
@@ -94,11 +139,12 @@ class LoginLine:
         """Return the result of *work*, which runs in a worker thread when it is the turn of *origin* and *user*.
 
         Raises:
-          Refused: too many failed before or too many wait (Reason.BUSY), or what *work* raises.
+          Refused: too many failed before, or it has waited too long (Reason.BUSY), or what *work* raises.
         """
         network = network_of(origin.address)
         self._check_pause(network, user)
         await self._wait_for_thread(network, user)
+        self._missed.pop((network, user), None)
         try:
             self._check_pause(network, user)  # others may have failed meanwhile
             result = await self._run_timed(work)
@@ -124,16 +170,15 @@ class LoginLine:
         if self._free and not self._count:
             self._free -= 1
             return
-        users: Mapping[str, deque[_Check]] = self._waiting.get(network, {})
-        turns = (len(users.get(user, ())) + 1) * max(len(users), 1) * max(len(self._waiting), 1)
-        if min(turns, self._count + 1) * self._check_s / THREADS > WAIT_S:
-            self.refused += 1
-            raise Refused(Reason.BUSY, f"{self._count} logins wait for the check of a password; try again later")
-        check = _Check()
-        self._waiting.setdefault(network, OrderedDict()).setdefault(user, deque()).append(check)
+        now, check = trio.current_time(), _Check()
+        came_at, refused_at = self._missed.get((network, user), (now, now))
+        if now - refused_at > AGAIN_S:
+            came_at = now
+        self._waiting.setdefault(network, _Address()).add(user, check, came_at)
         self._count += 1
         try:
-            await check.ready.wait()
+            with trio.move_on_at(now + WAIT_S):
+                await check.ready.wait()
         except trio.Cancelled:
             if check.has_begun:
                 self._free += 1
@@ -141,28 +186,35 @@ class LoginLine:
             else:
                 self._leave_line(network, user, check)
             raise
+        if not check.has_begun:
+            self._leave_line(network, user, check)
+            self._note_missed(network, user, came_at)
+            raise Refused(Reason.BUSY, f"{self._count} logins wait for the check of a password; try again later")
 
     def _leave_line(self, network: str, user: str, check: _Check) -> None:
-        users = self._waiting[network]
-        users[user].remove(check)
+        address = self._waiting[network]
+        address.remove(user, check)
         self._count -= 1
-        if not users[user]:
-            del users[user]
-        if not users:
+        if not address.users:
             del self._waiting[network]
+
+    def _note_missed(self, network: str, user: str, came_at: float) -> None:
+        """Count a refusal of *user*, and let it come to its place if it comes again."""
+        self.refused += 1
+        if len(self._missed) >= MISSED_MAX:
+            self._missed.popitem(last=False)
+        self._missed[network, user] = came_at, trio.current_time()
+        self._missed.move_to_end((network, user))
 
     def _start_next(self) -> None:
         """Give a free thread to the next user of the next address."""
         if not self._waiting or not self._free:
             return
-        network, users = self._waiting.popitem(last=False)
-        user, checks = users.popitem(last=False)
-        check = checks.popleft()
+        network, address = self._waiting.popitem(last=False)
+        check = address.take(trio.current_time())
         self._count -= 1
-        if checks:
-            users[user] = checks
-        if users:
-            self._waiting[network] = users
+        if address.users:
+            self._waiting[network] = address
         self._free -= 1
         check.has_begun = True
         check.ready.set()
