@@ -56,6 +56,7 @@ SLOWEST = {
     "test_restart.py": 30,
     "test_users.py": 30,
     "test_store_to_and_fro.py": 25,
+    "test_credentials.py": 25,
     "test_crash.py": 25,
     "test_mqtt_fuzz.py": 25,
     "test_kill.py": 25,

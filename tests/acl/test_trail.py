@@ -12,10 +12,10 @@ import trio
 from tests.acl.brokers import PASSWORD, ROOT, AclBroker, acl_broker, write_files
 from tests.acl.test_tokens import CLAIMS, PRIVATE, jwk
 
-from martlet.contracts import UserChange
+from martlet.contracts import AccessRule, UserChange
 from martlet_acl.config import AclConfig
 from martlet_mqtt.wire.codes import V5, ReasonCode
-from martlet_mqtt.wire.packets import Connack, Connect
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect
 
 USERS = {"root": {"administrator": True}, "ann": {}, "eve": {"disabled": True}}
 RULES = {"user:ann": ["allow all on name:mqtt/a/#"], "group:staff": ["allow publish on name:mqtt/s/#"]}
@@ -69,6 +69,25 @@ async def test_changes_of_quotas_are_in_the_trail(tmp_path: Path) -> None:
         "set quota of user:ann: messages_in 10, refuses true",
         "delete quota of user:ann",
     ]
+
+
+async def test_a_subscription_that_ends_is_one_line(tmp_path: Path) -> None:
+    async with audited(tmp_path) as (broker, lines):
+        broker.broker.topics.ensure("news", 2)
+        rules = [AccessRule(resource, ("all",), "allow") for resource in ("topic:news", "name:mqtt/a/#")]
+        await broker.administration.put_rules("user:ann", "custom", rules, ROOT)
+        mqtt = await broker.mqtt_login("ann", PASSWORD.format("ann").encode())
+        stomp = await broker.stomp_login("ann", PASSWORD.format("ann"))
+        assert mqtt is not None
+        assert stomp is not None
+        await mqtt.subscribe("a/#")
+        await stomp[0].subscribe("/topic/news")
+        for resource in ("topic:news", "name:mqtt/a/#"):
+            await broker.administration.delete_rules("user:ann", "custom", resource, ROOT)
+        assert isinstance(await mqtt.receive(), Disconnect)
+        assert "may not subscribe" in str((await stomp[0].error()).headers)
+    refused = [(each["protocol"], each["resource"]) for each in lines if each["event"] == "access"]
+    assert sorted(refused) == [("mqtt", "name:mqtt/a/#"), ("stomp", "topic:news")]
 
 
 async def test_a_topic_gets_the_lines_too(tmp_path: Path) -> None:
