@@ -339,6 +339,8 @@ async def test_the_report_has_commands_that_allow_what_was_observed(talk: Talk, 
     notes = broker.plugin.observations.note_login
     for user, method in (("alice", "password"), ("bob", "password"), ("bob", "signature"), ("alice", "certificate")):
         notes(user, method, "wrong")
+    for user, method in (("alice", "token"), ("carol", "token"), ("-rf", "password")):
+        notes(user, method, "wrong")
     rows = list(reversed(await talk.rows("report")))
     assert [row["command"] for row in rows] == [
         *(command for _, _, command in asked),
@@ -346,6 +348,7 @@ async def test_the_report_has_commands_that_allow_what_was_observed(talk: Talk, 
         "martlet acl user add bob",
         "",
         "martlet acl user set alice --password",
+        *["", "", ""],
     ]
     assert await talk.ask("observe", observe=True) == {}
     assert await talk.rows("report") == []

@@ -85,7 +85,7 @@ class Logins:
             self._observe(credentials.user, "token", str(refused))
             return Identity(credentials.user)
         name = check.identity.name
-        return PasswordCheck(check.identity, self._random(), partial(self._verify_observed, name, check.check))
+        return PasswordCheck(check.identity, self._random(), partial(self._verify_observed, name, "token", check.check))
 
     def _check_password(self, name: str, password: bytes) -> PasswordCheck:
         state = self._state()
@@ -96,7 +96,9 @@ class Logins:
         check = partial(self._verify, name, password, verifier, is_disabled=is_disabled)
         if state.observe:
             # A key of its own, so that the password does not count as proved once the rules are enforced.
-            return PasswordCheck(Identity(name), self._random(), partial(self._verify_observed, name, check))
+            return PasswordCheck(
+                Identity(name), self._random(), partial(self._verify_observed, name, "password", check)
+            )
         # A disabled user has another key: the password may have been proved before.
         return PasswordCheck(Identity(name), b"-" * is_disabled + verifier.text.encode(), check)
 
@@ -107,11 +109,11 @@ class Logins:
         if is_disabled:
             raise Refused(Reason.CREDENTIALS, f"user {name!r} is disabled")
 
-    def _verify_observed(self, name: str, check: Callable[[], object]) -> None:
+    def _verify_observed(self, name: str, method: str, check: Callable[[], object]) -> None:
         try:
             check()
         except Refused as refused:
-            self._observe(name, "password", str(refused))
+            self._observe(name, method, str(refused))
 
     def _find_secret(self, access_key: str) -> SigningSecret:
         state = self._state()

@@ -107,6 +107,8 @@ def _networks(old: Rule, together: _Together) -> list[str]:
 
 def _for_login(state: AclState, observed: Observation) -> str:
     name, method = observed.subject, observed.name
+    if name.startswith("-"):
+        return ""  # the command would take it for an option
     if method == "signature":
         owner = state.keys.get(name)
         if owner is None:
@@ -115,6 +117,8 @@ def _for_login(state: AclState, observed: Observation) -> str:
             return _command("user", "enable", owner)
         return _command("key", "enable", name) if state.secrets_of(owner).keys[name].disabled else ""
     user = state.users.get(name)
+    if method == "token" and (user is None or not user.disabled):
+        return ""  # the client needs another token
     if user is None:
         return _command("user", "add", name) if name else ""
     return _command("user", "enable", name) if user.disabled else _command("user", "set", name, "--password")
