@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from msgspec.structs import replace
 
 from martlet.contracts import (
@@ -15,8 +16,9 @@ from martlet.contracts import (
     UserKey,
 )
 from martlet.errors import Reason, Refused
+from martlet.runtime.steps import Steps
 
-__all__ = ["FakeAccessControl"]
+__all__ = ["FakeAccessControl", "show_in_slices_only"]
 
 
 class FakeAccessControl(AccessControl):
@@ -104,3 +106,17 @@ class FakeAccessControl(AccessControl):
 
     def subjects(self) -> list[str]:
         return list(self.policies)
+
+
+def show_in_slices_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a `FakeAccessControl` show rules in slices, as if there were very many."""
+
+    def in_steps(control: FakeAccessControl, subject: str) -> Steps[AccessPolicy | None]:
+        yield
+        return control.policies.get(subject)
+
+    def at_once(control: FakeAccessControl, subject: str) -> AccessPolicy | None:
+        raise AssertionError("10,000 rules at once would block the event loop for 40 ms")
+
+    monkeypatch.setattr(FakeAccessControl, "policy_in_steps", in_steps)
+    monkeypatch.setattr(FakeAccessControl, "policy", at_once)

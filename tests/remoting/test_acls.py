@@ -9,7 +9,7 @@ from martlet.contracts import AccessControl, AccessPolicy, AccessRule, AccessUse
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
 
-from .access_control import FakeAccessControl
+from .access_control import FakeAccessControl, show_in_slices_only
 from .conftest import NO_HEADER, FakeClient, Harness
 
 RULE = {"resource": "Topic:orders*", "actions": ["Pub", "Get"], "sourceIps": ["10.0.0.0/8"], "decision": "Allow"}
@@ -227,6 +227,16 @@ async def test_without_a_resource_all_rules_of_a_subject_are_deleted(
     await put(client, "User:root", RULE, level="Default")
     answer = await send(client, RequestCode.AUTH_DELETE_ACL, subject="User:root")
     assert (answer.code, control.policies) == (ResponseCode.SUCCESS, {})
+
+
+async def test_very_many_rules_are_looked_at_in_slices(
+    client: FakeClient, control: FakeAccessControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_in_slices_only(monkeypatch)
+    await put(client, "User:root", RULE)
+    for code in (RequestCode.AUTH_GET_ACL, RequestCode.AUTH_LIST_ACL, RequestCode.AUTH_DELETE_ACL):
+        assert (await send(client, code, subject="User:root")).code == ResponseCode.SUCCESS
+    assert control.policies == {}
 
 
 async def test_rules_are_listed_by_parts_of_names(client: FakeClient) -> None:

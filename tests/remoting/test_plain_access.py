@@ -5,7 +5,7 @@ import pytest
 from martlet.contracts import AccessControl, AccessRule, AccessUser, UserKey
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
-from .access_control import FakeAccessControl
+from .access_control import FakeAccessControl, show_in_slices_only
 from .conftest import FakeClient, Harness
 from .test_acls import of
 
@@ -55,6 +55,15 @@ async def test_a_list_is_replaced_as_a_whole_and_what_is_missing_stays(
     rules = {rule.resource: rule.actions for rule in control.policies["user:alice"].custom}
     assert rules == {"topic:b": ("subscribe",), "topic:c": ("subscribe",), "group:g": ("subscribe",)}
     assert control.secrets["alice"] == b"a secret"
+
+
+async def test_very_many_rules_of_an_account_are_looked_at_in_slices(
+    client: FakeClient, control: FakeAccessControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_in_slices_only(monkeypatch)
+    for perms in ("a=PUB", "b=PUB"):
+        assert (await client.ask(UPDATE, {**ALICE, "topicPerms": perms})).code == ResponseCode.SUCCESS
+    assert [rule.resource for rule in control.policies["user:alice"].custom] == ["topic:b"]
 
 
 async def test_a_permission_replaces_the_default_as_a_whole(client: FakeClient, control: FakeAccessControl) -> None:

@@ -216,13 +216,14 @@ class Administration(AccessControl):
         levels = LEVELS if level is None else (level,)
         if not any(_rules_about(self.state, subject, each, resource) for each in levels):
             return 0
-        count = 0
         async with self._changing(f"delete rules of {subject} about {resource or 'everything'}", by) as state:
-            for each in levels:
-                for rule in _rules_about(state, subject, each, resource):
+            found = [(each, rule) for each in levels for rule in _rules_about(state, subject, each, resource)]
+            if level is None and not resource:
+                state.policies.remove_rules(subject)
+            else:
+                for each, rule in found:
                     state.policies.remove_rule(subject, each, rule.resource.text)
-                    count += 1
-        return count
+        return len(found)
 
     def policy(self, subject: str) -> AccessPolicy | None:
         stored = stored_policies(self.state.policies, subject)

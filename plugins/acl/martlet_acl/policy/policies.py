@@ -1,5 +1,6 @@
 """All rules and quotas of all subjects, and the decisions."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping
 from typing import Final, final, get_args
 
@@ -176,8 +177,7 @@ class Policies:
         """Remove all rules of *subject*."""
         for policy in self._subjects.pop(subject, ()):
             self._count -= len(policy)
-            for rule in policy:
-                self._note_networks(None, rule)
+            self._forget_networks(Counter(network for rule in policy for network in rule.networks))
         self._generation += 1
 
     def decide(self, question: Question) -> Verdict | None:
@@ -238,8 +238,13 @@ class Policies:
     def _note_networks(self, added: Rule | None, removed: Rule | None) -> None:
         for network in added.networks if added is not None else ():
             self._networks[network] = self._networks.get(network, 0) + 1
-        for network in removed.networks if removed is not None else ():
-            self._networks[network] -= 1
+        if removed is not None:
+            self._forget_networks(dict.fromkeys(removed.networks, 1))
+
+    def _forget_networks(self, counts: Mapping[Network, int]) -> None:
+        """Count *counts* less rules that name a network."""
+        for network, count in counts.items():
+            self._networks[network] -= count
             if not self._networks[network]:
                 del self._networks[network]
 

@@ -205,7 +205,7 @@ async def delete_acl(context: RequestContext, command: Command) -> bytes:
     resource = parse_resource(shown, context.state.broker.config.cluster) if shown else ""
     if _is_unknown_user(control, subject):
         raise refused("The subject is not exist.")
-    if control.policy(subject) is None:
+    if await context.state.broker.turns.finish(control.policy_in_steps(subject)) is None:
         raise refused("The acl is not exist.")
     await control.delete_rules(subject, level if resource else None, resource, gate.identity)
     return reply(command)

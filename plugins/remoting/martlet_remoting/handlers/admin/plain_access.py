@@ -5,7 +5,7 @@ that need no signature.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NoReturn
 
 from martlet.contracts import AccessControl, AccessRule, Identity, UserChange
@@ -56,7 +56,9 @@ async def update_account(context: RequestContext, command: Command) -> bytes:
         _refuse(f"account {name!r:.80} is new and has no secretKey; send one")
     else:
         await told(control.create_user(name, change, gate.identity), OF_UPDATE)
-    await _put_rules(control, f"user:{name}", listed, defaults, gate.identity)
+    policy = await context.state.broker.turns.finish(control.policy_in_steps(f"user:{name}"))
+    old = [rule.resource for rule in policy.custom] if policy is not None else []
+    await _put_rules(control, f"user:{name}", old, listed, defaults, gate.identity)
     return reply(command)
 
 
@@ -97,17 +99,18 @@ def _refuse(text: str) -> NoReturn:
 async def _put_rules(
     control: AccessControl,
     subject: str,
+    old: Sequence[str],
     listed: Mapping[str, list[AccessRule]],
     defaults: list[AccessRule],
     by: Identity,
 ) -> None:
     """Give *subject* the custom rules that are *listed* by kind, and no others of these kinds, and the *defaults*.
 
+    *old* are the resources of its custom rules before.
+
     A permission for a topic replaces the default one as a whole: with PUB nobody may subscribe. So what an allowing
     rule does not say is denied by default.
     """
-    policy = control.policy(subject)
-    old = [] if policy is None else [rule.resource for rule in policy.custom]
     for kind, rules in listed.items():
         rest = [complement for rule in rules if (complement := _complement(rule)) is not None]
         await control.put_rules(subject, "custom", rules, by)
