@@ -18,7 +18,7 @@ from martlet.records.layout import (
     WIDE_HOSTS,
     RecordView,
 )
-from martlet.runtime.checksum import crc32
+from martlet.runtime.checksum import crc32, crc32_each
 from martlet_spark.errors import ReadError
 
 __all__ = ["Damaged", "Data", "Integers", "Records", "joined"]
@@ -111,7 +111,7 @@ class Records:
         fine = heads["sys_flag"] & WIDE_HOSTS == 0
         fine &= (raw[ends - RECORD_CRC_BYTES] != MARK_FIRST) & (raw[ends - 12] != MARK_LAST) & (raw[ends - 1] != 0)
         parts = map(slice, bodies.tolist(), (bodies + heads["body_bytes"]).tolist())
-        crcs = np.fromiter(map(crc32, map(view.__getitem__, parts)), np.uint32, len(self))
+        crcs = np.array(crc32_each(map(view.__getitem__, parts)), np.uint32)
         fine &= (crcs & 0x7FFFFFFF == heads["crc"]) | (heads["body_bytes"] == 0)
         for start in self.starts[~fine].tolist():
             self._check_one(start)
