@@ -19,7 +19,7 @@ SALT = b"salt" * 4
 
 
 class Users:
-    """The file of users; `write` is followed by what SIGHUP does."""
+    """The file of users; `write` is followed by what SIGHUP does, but ends no connection of users who are gone."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "users.toml"
@@ -40,7 +40,7 @@ class Users:
             text += f"rules = {[each.strip() for each in rules.split(';') if each.strip()]}\n"
         self._path.write_text(text)
         if self._plugin is not None and self._broker is not None:
-            self._plugin.martlet_reload()
+            self._plugin.users.read_again()
             self._broker.rules.changed()
 
     def install(self, broker: Broker) -> None:
