@@ -113,7 +113,9 @@ class LineConnection:
         return encode_error("PROTOCOL", str(error))
 
     def deadline(self) -> float:
-        return self._heard + self._idle_s if self.state is not State.ENDED else math.inf
+        if self.state is State.ENDED or self._idle_s == math.inf:
+            return math.inf
+        return self._heard + self._idle_s
 
     def handle_timeout(self, now: float) -> None:
         if self._heard == -math.inf:

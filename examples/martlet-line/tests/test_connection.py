@@ -110,6 +110,7 @@ def test_a_peer_that_never_spoke_has_the_same_time_as_others() -> None:
 
 
 def test_idle_time_can_be_switched_off() -> None:
+    assert LineConnection(LIMITS, 0).deadline() == math.inf  # of a peer that never spoke
     connection = LineConnection(LIMITS, 0)
     connection.receive_data(b"PING\n", 5.0)
     assert connection.deadline() == math.inf
