@@ -356,7 +356,7 @@ async def test_a_socket_that_we_close_is_forgotten_at_once(world: World, state: 
                     send(client, b"long never\n")
                     while world.handled[-1] != "long never":
                         await trio.lowlevel.checkpoint()
-                peer = next(iter(world.server._peers))
+                peer = next(iter(world.server._peers.values()))
                 peer.lose(OSError("lost"))
                 assert not pump_of(world)._watched
                 assert await receive_exactly(client, 1) == b""

@@ -28,7 +28,7 @@ async def test_answers_of_one_read_leave_in_one_send(autojump_clock: MockClock) 
 
         await caller.send(b"echo a\n")
         assert await caller.receive_line() == b"a"
-        wire = next(iter(world.server._peers)).transport
+        wire = next(iter(world.server._peers.values())).transport
         assert wire is link.far
 
         class Counting:
@@ -39,7 +39,7 @@ async def test_answers_of_one_read_leave_in_one_send(autojump_clock: MockClock) 
                 sends.append(len(pieces))
                 return send(list(pieces))
 
-        next(iter(world.server._peers)).transport = Counting()  # type: ignore[assignment]
+        next(iter(world.server._peers.values())).transport = Counting()  # type: ignore[assignment]
         commits = world.store.commits
         await caller.send(b"".join(b"hold 0 %d\n" % i for i in range(50)))
         assert [await caller.receive_line() for _ in range(50)] == [b"%d" % i for i in range(50)]
@@ -164,7 +164,7 @@ async def test_answers_held_for_a_slow_disk_stay_within_the_peers_limit(autojump
             for number in range(1000):
                 await caller.send(b"hold %d %s\n" % (number + 1, b"x" * 100))
         assert len(world.handled) < 700
-        peer = next(iter(world.server._peers))
+        peer = next(iter(world.server._peers.values()))
         assert peer.output.held_bytes <= SMALL.unsent_bytes_max + 65536
         world.store.flush_to(1000)
         await trio.sleep(1)
@@ -182,7 +182,7 @@ async def test_held_answers_count_to_the_limit_over_all_peers(autojump_clock: Mo
             for caller in callers:
                 with trio.move_on_after(1):
                     await caller.send(b"hold 9 %s\n" % (b"x" * 900))
-        assert sum(peer.output.held_bytes for peer in world.server._peers) <= 65536 + 20 * 1000
+        assert sum(peer.output.held_bytes for peer in world.server._peers.values()) <= 65536 + 20 * 1000
         world.store.flush_to(9)
         for caller in callers:
             assert await caller.receive_line() == b"x" * 900
@@ -235,7 +235,7 @@ async def test_deliveries_after_a_held_answer_stay_within_the_limit(autojump_clo
         for _ in range(1000):
             await trio.lowlevel.checkpoint()
         assert trio.lowlevel.current_statistics().tasks_runnable == 0
-        peer = next(iter(world.server._peers))
+        peer = next(iter(world.server._peers.values()))
         assert peer.output.held_bytes <= SMALL.unsent_bytes_max + 1024
         world.store.flush_to(7)
         assert len(await caller.receive_exactly(2 + 100_000)) == 100_002
@@ -533,7 +533,7 @@ async def test_a_long_request_ends_when_its_peer_is_lost(autojump_clock: MockClo
         caller, _ = world.dial()
         await caller.send(b"long a\n")
         await trio.testing.wait_all_tasks_blocked()
-        next(iter(world.server._peers)).lose(OSError("reset"))
+        next(iter(world.server._peers.values())).lose(OSError("reset"))
         await trio.testing.wait_all_tasks_blocked()
         assert ended == ["a"]
         assert world.reasons == ["OSError: reset"]

@@ -128,7 +128,7 @@ async def test_pings_of_a_client_that_does_not_read_take_no_memory(world: World,
         client = Client(world.dial(Conditions(capacity_bytes=1024), speaks(world))[0])
         await client.send(hello())
         assert await client.receive() == ACCEPTED
-        peer = next(iter(world.server._peers))
+        peer = next(iter(world.server._peers.values()))
         for _ in range(500):
             await client.send(Ping(payload=b"x" * 125))
         assert len(peer.transport._unsent) < 5000  # type: ignore[attr-defined]
@@ -350,7 +350,7 @@ async def test_many_tiny_frames_are_taken_in_small_reads(world: World, autojump_
     together: list[int] = []
 
     async with opened(world) as client:
-        peer = next(iter(world.server._peers))
+        peer = next(iter(world.server._peers.values()))
         receive_data = peer.connection.receive_data
 
         def noting(payload: bytes, now: float) -> None:

@@ -423,7 +423,7 @@ async def test_a_silent_client_that_the_broker_does_not_read_is_not_closed(
     await client.send_command(*[usual(number, b"") for number in range(10)])
     for _ in range(10):
         assert (await client.receive()).code == 0
-    peer = next(iter(room.running.server._peers))
+    peer = next(iter(room.running.server._peers.values()))
     peer.pace().slow_reading(began + 500)
     await client.send_command(usual(10, b""), usual(11, b""))
     await trio.sleep(450)

@@ -493,10 +493,10 @@ class Checker:
     def _watch_memory(self, life: "Life") -> None:
         config = life.server.config
         slack = 65536
-        for peer in life.server._peers:
+        for peer in life.server._peers.values():
             if peer.output.unsent_bytes > config.unsent_bytes_max + slack:
                 self.fail(f"{peer.output.unsent_bytes} bytes wait for one peer")
-        if life.server.pending.unsent_bytes != sum(peer.output.unsent_bytes for peer in life.server._peers):
+        if life.server.pending.unsent_bytes != sum(peer.output.unsent_bytes for peer in life.server._peers.values()):
             self.fail("the sum of what waits is not what waits")
         waiting = sum(len(tap.asked) for tap in life.taps)
         if len(life.state.parked) > waiting:
