@@ -59,7 +59,7 @@ async def test_what_would_be_refused_is_allowed_and_counted(broker: AclBroker) -
 
 
 async def test_each_message_counts_once_however_it_is_sent(broker: AclBroker) -> None:
-    """Alone, in a run of sends, in a batch, to a new topic, and by STOMP and MQTT."""
+    """Alone, in a run of sends, in a batch, to a new topic, as a reply, and by STOMP and MQTT."""
     talk = broker.remoting()
     send, batch = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
     members = encode_batch([BatchMessage(b"a"), BatchMessage(b"b")])
@@ -71,6 +71,9 @@ async def test_each_message_counts_once_however_it_is_sent(broker: AclBroker) ->
     ]
     await talk.send_command(*run)
     assert {(await talk.receive()).code for _ in run} == {ResponseCode.SUCCESS}
+    reply = signed(send_ext("replies", 0, PROPERTIES), b"x", "alice", KEY)
+    answer = await talk.ask(RequestCode.SEND_REPLY_MESSAGE_V2, reply, b"x")
+    assert answer.remark == "push reply message fail, channel of <> not found."
     mqtt = await broker.mqtt_login("alice", ALICE.encode())
     assert mqtt is not None
     assert await broker.mqtt_publish(mqtt, "bob/door")
@@ -78,7 +81,7 @@ async def test_each_message_counts_once_however_it_is_sent(broker: AclBroker) ->
     assert found is not None
     await found[0].publish("/queue/other", b"x", b"y")
     counts = {each[3]: each[4] for each in report(broker)}
-    assert counts == {"other": 10, "new": 1, "mqtt/bob/door": 1}
+    assert counts == {"other": 10, "new": 1, "replies": 1, "mqtt/bob/door": 1}
 
 
 async def test_logins_that_would_be_refused_are_counted(broker: AclBroker) -> None:

@@ -38,12 +38,12 @@ def send_reply(context: RequestContext, command: Command) -> bytes | None:
     state = context.state
     header = decode_send_header(command)
     gate = context.gate(command)
-    topic = open_topic(context, gate.check_publish(header.topic), header)
+    address = find_property(header.properties.encode(), REPLY_TO.encode()).decode("utf-8", "replace")
+    is_own = not state.broker.replies.protocol_of(address)
+    topic = open_topic(context, gate.check_publish(header.topic, before_publish=is_own), header)
     properties, unique = stamp(header.properties.encode(), state.templates, state.broker.ids)
     message = make_message(context, header, command.body, properties)
     message.topic = topic.name
-    address = find_property(properties, REPLY_TO.encode()).decode("utf-8", "replace")
-    is_own = not state.broker.replies.protocol_of(address)
     placed = gate.publish(message) if is_own else gate.reply(address, message)
     stored = encode_send_response(
         state.templates.sent,
