@@ -1,7 +1,9 @@
 """The plugin as a whole: what a start needs, what statistics say, and that no secret is seen anywhere."""
 
+import errno
 import json
 import logging
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,11 @@ from martlet.app.config import read_config
 from martlet.app.startup import run
 from martlet.contracts import UserChange
 from martlet.errors import ConfigError, PluginError, Refused
+from martlet.net.unix_sockets import connect_unix
+from martlet_acl import endpoint
 from martlet_acl.config import AclConfig
 from martlet_acl.credentials import SecretKey
+from martlet_acl.endpoint import NAME
 from martlet_acl.files import POLICIES, SECRETS
 
 ONLY = {"plugins": {"enabled": ["acl"]}}
@@ -30,6 +35,40 @@ async def test_a_broker_with_files_starts(tmp_path: Path) -> None:
     write_files(tmp_path, {"root": {"administrator": True}}, {})
     await started(tmp_path)
     assert json.loads((tmp_path / POLICIES).read_text())["users"] == {"root": {"administrator": True}}
+
+
+async def test_commands_can_connect_once_the_broker_is_ready(tmp_path: Path) -> None:
+    write_files(tmp_path, {"root": {"administrator": True}}, {})
+    is_connected, stop = trio.Event(), trio.Event()
+    commands, answers = list[socket.socket](), list[bytes]()
+
+    def connect(addresses: dict[str, str]) -> None:
+        commands.append(connect_unix(str(tmp_path / NAME), 30.0))
+        commands[0].sendall(b'{"request": "list groups"}\n')
+        is_connected.set()
+
+    async def ask() -> None:
+        await is_connected.wait()
+        with commands[0] as command:
+            answers.append(await trio.to_thread.run_sync(command.recv, 65536))
+        stop.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await run(read_config({**ONLY, "broker": {"data": str(tmp_path)}}), ready=connect, stop=stop)
+    assert answers == [b"{}\n"]
+
+
+async def test_a_broker_starts_where_no_socket_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: str) -> socket.socket:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(endpoint, "listen_unix", refuse)
+    write_files(tmp_path, {"root": {"administrator": True}}, {})
+    await started(tmp_path)
+    assert f"{NAME} cannot be made, so no command can be used; Operation not permitted" in caplog.text
 
 
 async def test_a_broker_without_files_says_what_to_do(tmp_path: Path) -> None:

@@ -41,18 +41,20 @@ class Endpoint:
         self._answer = answer
         self._connections = 0
 
-    async def run(self) -> None:
-        """Serve until cancelled."""
-        while self._broker.saver is None:  # noqa: ASYNC110 - a change must not count as saved before it is
-            await trio.sleep(0.01)
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; ready once commands can connect, or if they never can: clients need no socket."""
         self._remove()
         try:
             made = listen_unix(self._path)
         except OSError as error:
             raise StoreError(f"{self._path} cannot be made, so no command can be used; {error.strerror}") from error
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(made))
+        finally:
+            task_status.started()
         try:
-            await trio.serve_listeners(self._serve, [listener])
+            async with trio.SocketListener(trio.socket.from_stdlib_socket(made)) as listener:
+                while self._broker.saver is None:  # noqa: ASYNC110 - a change must not count as saved before it is
+                    await trio.sleep(0.01)
+                await trio.serve_listeners(self._serve, [listener])
         finally:
             self._remove()
 
