@@ -690,7 +690,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         flush="async",
         cuts=(Cut.LOST,),
         script=stops,
-        first=48,
+        first=22,
     ),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
     bug("projection restored and continued too late", (Restoration, "_continue_from", _continue_late)),
