@@ -35,7 +35,7 @@ HIDDEN = "a secret that nobody may see"
 def files_of(state: AclState) -> tuple[bytes, bytes]:
     """Return both files as they are written."""
     secrets = b"".join(finish_now(secrets_in_steps(state.version, state.secrets)))
-    return b"".join(finish_now(policies_in_steps(state, state.version, state.secrets))), secrets
+    return b"".join(finish_now(policies_in_steps(state, state.version, state.users, state.secrets))), secrets
 
 
 def loaded(policies: Any = None, secrets: Any = None, before: FileVersions = NO_VERSIONS) -> LoadedFiles:

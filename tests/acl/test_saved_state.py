@@ -21,6 +21,7 @@ from martlet.testing.disk import Cut, FakeDisk
 from martlet_acl.config import AclConfig
 from martlet_acl.credentials import SecretKey
 from martlet_acl.files import FILES, POLICIES, SECRETS, AclFilesError
+from martlet_acl.policy.members import UserRecord
 
 DATA = Path("/data")
 RULE = AccessRule("topic:a", ("publish",), "allow")
@@ -171,6 +172,52 @@ async def test_a_full_disk_is_said_in_words(autojump_clock: MockClock) -> None:
         with pytest.raises(Refused, match=r"in effect, but not on the disk yet; .* No space left") as caught:
             await broker.administration.create_user("alice", UserChange(), None)
         assert caught.value.reason is Reason.UNAVAILABLE
+
+
+async def test_a_user_created_between_the_two_files_is_there_with_his_secrets_or_not_at_all(
+    autojump_clock: MockClock,
+) -> None:
+    disk, cuts = made_disk(), list[FakeDisk]()
+
+    def create_bob(change: str) -> None:
+        if change == "rename" and "bob" not in broker.state.users:
+            broker.state.put_user("bob", UserRecord())
+            broker.state.put_key("bob", "key", SecretKey("a secret"))
+            saved.note_change()
+        cuts.append(disk.after_power_cut(Cut.LOST, Random(0)))
+
+    async with running(disk) as broker:
+        saved, disk.on_change = broker.plugin.saved, create_bob
+        await broker.administration.create_user("alice", UserChange(), None)
+        await saved.wait_saved()
+        assert on_disk(disk, POLICIES)["users"]["bob"] == {"secrets": 2}
+        assert on_disk(disk, POLICIES)["version"] == on_disk(disk, SECRETS)["version"]
+        await broker.administration.create_user("carol", UserChange(), None)
+        disk.on_change = None
+    for cut in cuts:
+        async with running(cut) as after_kill:
+            assert ("bob" in after_kill.state.users) is ("key" in after_kill.state.keys)
+            if "bob" not in after_kill.state.users:
+                await after_kill.administration.create_user("bob", UserChange(), None)
+
+
+async def test_an_edit_between_the_two_files_is_not_lost(autojump_clock: MockClock) -> None:
+    disk = made_disk()
+    async with running(disk) as broker, trio.open_nursery() as nursery:
+
+        def edit(change: str) -> None:
+            if change == "rename":
+                disk.on_change = None
+                document = {"users": {"root": {"administrator": True}, "edited": {}}}
+                atomic_write(disk, f"{DATA}/{POLICIES}", json.dumps(document).encode())
+                nursery.start_soon(broker.plugin.saved.reload)
+
+        disk.on_change = edit
+        with suppress(Refused):
+            await broker.administration.create_user("alice", UserChange(), None)
+        await trio.sleep(10)
+        assert "edited" in broker.state.users
+    assert "edited" in on_disk(disk, POLICIES)["users"]
 
 
 # hands that edit

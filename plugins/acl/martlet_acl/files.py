@@ -26,6 +26,7 @@ from martlet_acl.policy.document import (
     fill_policies,
 )
 from martlet_acl.policy.errors import PolicyError
+from martlet_acl.policy.members import UserRecord
 from martlet_acl.policy.policies import LEVELS, Policies
 from martlet_acl.policy.reading import read_object
 from martlet_acl.state import AclState
@@ -328,13 +329,20 @@ def secrets_in_steps(version: int, secrets: Mapping[str, UserSecrets]) -> Steps[
     return pieces.all()
 
 
-def policies_in_steps(state: AclState, version: int, secrets: Mapping[str, UserSecrets]) -> Steps[list[bytes]]:
-    """Render ``acl.json`` of *state* in slices; *secrets* are those that were written with *version*."""
+def policies_in_steps(
+    state: AclState, version: int, users: Mapping[str, UserRecord], secrets: Mapping[str, UserSecrets]
+) -> Steps[list[bytes]]:
+    """Render ``acl.json`` of *state* in slices, with those of *users* who still exist.
+
+    *secrets* are those that were written with *version*, and *users* are of that moment: nobody is written before his
+    secrets.
+    """
     policies, pieces = state.policies, _Pieces()
     pieces.add(b'{\n"version": %d,\n"observe": %b,\n"users": {' % (version, b"true" if state.observe else b"false"))
-    for name, user in list(state.users.items()):
-        known = secrets[name].version if name in secrets else 0
-        pieces.add_entry(name, _one_line(StoredUser(user.groups, user.administrator, user.disabled, known)))
+    for name, user in list(users.items()):
+        if name in state.users:
+            known = secrets[name].version if name in secrets else 0
+            pieces.add_entry(name, _one_line(StoredUser(user.groups, user.administrator, user.disabled, known)))
         if pieces.is_over():
             yield
     pieces.add(b'\n},\n"groups": {')

@@ -94,7 +94,7 @@ class OfflineFiles:
         version, secrets = self.state.version, self.state.secrets
         contents = {
             SECRETS: (finish_now(secrets_in_steps(version, secrets)), SECRET_MODE),
-            POLICIES: (finish_now(policies_in_steps(self.state, version, secrets)), 0o640),
+            POLICIES: (finish_now(policies_in_steps(self.state, version, self.state.users, secrets)), 0o640),
         }
         try:
             for file in FILES:

@@ -28,6 +28,7 @@ from martlet_acl.files import (
     policies_in_steps,
     secrets_in_steps,
 )
+from martlet_acl.policy.members import UserRecord
 from martlet_acl.state import AclState, ended_between
 from martlet_acl.unproved import Unproved
 
@@ -77,8 +78,9 @@ class SavedState:
         for file in FILES:
             if file not in loaded.rejected:
                 self._on_disk[file] = _digest(read_file(self._disk, self._path(file)) or b"")
-        # The secrets that were rendered last, with their version: the other file has to agree with them.
+        # The secrets that were rendered last, with their version and their users: the other file has to agree with them.
         self._rendered: Mapping[str, UserSecrets] = {}
+        self._users: Mapping[str, UserRecord] = {}
         self._version = 0
         self._writes_before = 0
         self._secrets = Table(SECRETS, self._freeze_secrets, _load_nothing, urgent=True, mode=SECRET_MODE)
@@ -139,13 +141,16 @@ class SavedState:
         self.state.version += 1
         self._version = self.state.version
         self._rendered = dict(self.state.secrets)
+        self._users = dict(self.state.users)
         self._writes_before = self._secrets.writes
         return self._render(SECRETS, secrets_in_steps(self._version, self._rendered))
 
     def _freeze_policies(self, position: int) -> Steps[list[bytes]]:
         if self._secrets.writes == self._writes_before:
             raise OSError(f"{SECRETS} must be written first")
-        return self._render(POLICIES, policies_in_steps(self.state, self._version, self._rendered))
+        if self._secrets.dirty:  # a user who was changed since then, perhaps with his secrets, is written with them
+            self._policies.change()
+        return self._render(POLICIES, policies_in_steps(self.state, self._version, self._users, self._rendered))
 
     def _render(self, file: str, steps: Steps[list[bytes]]) -> Steps[list[bytes]]:
         """Render *file*, in a worker thread."""
@@ -191,6 +196,7 @@ class SavedState:
         loaded, ended = read
         before, self.state = self.state, loaded.state
         self.state.version = max(before.version, self.state.version)
+        self._users = self.state.users  # those written with the secrets are outdated
         self._versions = loaded.versions
         for text in loaded.warnings:
             log.warning("%s", text)
