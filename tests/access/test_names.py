@@ -5,17 +5,21 @@ from collections.abc import Callable
 import pytest
 import trio.testing
 from tests.access.test_gate import ANN, Ledger, refused, tuple_for
-from tests.delivery.pushing import broker_in_memory
+from tests.delivery.pushing import LINES, broker_in_memory
 
 from martlet.access import Gate
 from martlet.broker import Broker
-from martlet.contracts import Identity
+from martlet.contracts import AccessEvent, Identity
 from martlet.delivery.cursor import Cursor, CursorPlace
 from martlet.delivery.feed import Feed
 from martlet.errors import Refused
+from martlet.groups.membership import Membership
+from martlet.groups.queues.finder import MessageSelection
+from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message, Placed
 from martlet.plugins.loader import guarded_authorizer
 from martlet.store.append.items import AppendItem
+from martlet.testing.peers import RecordingPeer
 
 
 def named(name: str, body: bytes = b"x", topic: str = "t") -> Message:
@@ -282,3 +286,25 @@ async def test_names_in_a_feed_of_several_topics_are_asked_about_in_each() -> No
                 broker.publish(named(name, f"{topic}{name}".encode(), topic))
         await settle(broker)
         assert bodies(cursor) == ["ta", "ua"]
+
+
+# shared groups
+
+
+async def test_a_denied_member_is_noted_once_when_it_leaves() -> None:
+    async with broker_in_memory() as broker:
+        feed = feed_of(broker)
+        ledger, told = Ledger(), list[AccessEvent]()
+        broker.authorizers = (ledger,)
+        broker.rules.listeners.append(told.append)
+        names = MessageSelection(feed, "#")
+        policy, peer = GroupPolicy("mqtt"), RecordingPeer()
+        member = broker.gate(ANN).join(peer, "t", "G", LINES, Membership(lease_s=1, credit=9, names=names), policy)
+        assert member.may_get("a")
+        ledger.denied.add(("read", "t/#"))
+        broker.rules.changed()
+        assert [member.may_get("a") for _ in range(3)] == [False] * 3
+        assert told == []
+        member.recheck()
+        refused(lambda: member.collect(1 << 20))
+        assert [event.question.name for event in told] == ["t/#"]

@@ -380,5 +380,12 @@ class GroupPermit:
         self._decisions.check("subscribe", self._group)
 
     def allows(self, name: str) -> bool:
-        """Whether the identity may read messages of *name*."""
-        return self._decisions.allows_name("subscribe", self._topic, name)
+        """Whether the identity may take part, and read messages of *name* if the permission depends on names."""
+        decisions, topic, topic_filter = self._decisions, self._topic, self._topic_filter
+        if not decisions.allows("subscribe", self._group):
+            return False
+        if not topic_filter:
+            return decisions.allows("subscribe", topic)
+        return decisions.allows_name("subscribe", topic, topic_filter) and (
+            not self.asks or decisions.allows_name("subscribe", topic, name)
+        )

@@ -27,7 +27,7 @@ class MemberPermit(Protocol):
         ...
 
     def allows(self, name: str) -> bool:
-        """Return whether the member may read messages of *name*."""
+        """Return whether the member may still read, also messages of *name* if it `asks`."""
         ...
 
 
