@@ -20,6 +20,7 @@ from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.records.compression import DELIVERED_BYTES_MAX
 from martlet.runtime.clock import Clock
 from martlet.runtime.ids import Ids
+from martlet.runtime.native import kernel_name
 from martlet.runtime.stats import Stats
 from martlet.runtime.turns import Turns
 from martlet.sessions.sessions import Sessions
@@ -470,6 +471,7 @@ class Broker:
 
     def statistics(self) -> dict[str, object]:
         return {
+            "kernel": kernel_name(),
             "topics": len(self.topics),
             **self.groups.statistics(),
             "refused_by_stages": self.refused,

@@ -1,6 +1,6 @@
 """The core's configuration sections; the store and each plugin define their own."""
 
-from typing import Final
+from typing import Final, Literal
 
 from martlet.config import Settings, setting
 
@@ -44,6 +44,11 @@ class BrokerConfig(Settings):
         "how often changed topics, groups and offsets are written to disk (flushConsumerOffsetInterval)",
         unit="ms",
         low=100,
+    )
+    native: Literal["auto", "require", "off"] = setting(
+        "auto",
+        "the native kernel (martlet[native]), which runs the inner loops: auto uses it if it is installed, require "
+        "refuses to start without it, off never uses it",
     )
 
 

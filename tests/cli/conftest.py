@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-READY = re.compile(r"martlet ready: ((?:[\w-]+=\S+ )+)data=(.+) in (\d+\.\d\d) s\n")
+READY = re.compile(r"martlet ready: ((?:[\w-]+=\S+ )*)kernel=\w+ data=(.+) in (\d+\.\d\d) s\n")
 
 
 class Process:

@@ -145,7 +145,7 @@ def test_the_log_says_the_line_a_client_needs(start: Start) -> None:
 
 def test_the_core_runs_with_no_plugin_at_all(start: Start) -> None:
     process = start("run", "--set", "plugins.enabled=[]")
-    assert process.wait_ready().startswith("martlet ready: data=")
+    assert process.wait_ready().startswith("martlet ready: kernel=")
     assert process.stop() == 0
 
 

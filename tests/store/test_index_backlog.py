@@ -10,7 +10,7 @@ from martlet.errors import NotReady
 from martlet.message import Message
 from martlet.runtime.steps import finish_now
 from martlet.store import Store, StoreConfig
-from martlet.store.keys.key_index import SHORT_BYTES
+from martlet.store.keys.usual import SHORT_BYTES
 from martlet.store.recovery.indexer import INDEX_BATCH, INDEX_HELP, INDEX_HELP_MAX, UNINDEXED_MAX
 from martlet.testing.stores import ManualClock, message
 

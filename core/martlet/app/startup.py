@@ -38,6 +38,7 @@ from martlet.plugins.loader import (
 )
 from martlet.runtime.clock import Clock, SystemClock
 from martlet.runtime.ids import Ids
+from martlet.runtime.native import use_kernel
 from martlet.runtime.stats import Stats
 from martlet.store import Disk, RealDisk, Store
 from martlet.store.format.tags import guarded_dispatcher
@@ -71,6 +72,7 @@ async def run(
       MartletError: the broker cannot start, its store failed, or the disk was too full for the last changes of tables.
     """
     clock = clock or SystemClock()
+    use_kernel(config.broker.native)
     plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
     stop = trio.Event() if stop is None else stop
     opening = trio.CancelScope()

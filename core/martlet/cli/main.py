@@ -59,9 +59,10 @@ def _run(words: list[str]) -> int:
         print(_overview(commands()), end="")
         return Exit.OK if words else Exit.USAGE
     if words[0] in ("-V", "--version"):
+        from martlet.runtime.native import kernel_name
         from martlet.runtime.version import installed_version
 
-        print(f"martlet {installed_version()}")
+        print(f"martlet {installed_version()} (kernel: {kernel_name()})")
         return Exit.OK
     command = find(words[0])
     if command is None:

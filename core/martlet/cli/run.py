@@ -35,7 +35,7 @@ examples:
 
 Once it accepts connections it prints one line:
   martlet ready: remoting=127.0.0.1:10911 nameserver=127.0.0.1:9876 mqtt=127.0.0.1:1883 \
-stomp=127.0.0.1:61613 data=/home/me/martlet-data in 0.21 s
+stomp=127.0.0.1:61613 kernel=python data=/home/me/martlet-data in 0.21 s
 SIGTERM and Ctrl-C stop it cleanly; SIGHUP reloads certificates.
 Exit codes: 0 clean shutdown; 1 failure; 2 invalid command line or configuration; 3 data directory in use or failed;
 4 a port is in use.
@@ -97,6 +97,7 @@ def serve(config: "Config") -> int:
     import trio
 
     from martlet.app.startup import notify_systemd, run
+    from martlet.runtime.native import kernel_name
     from martlet.runtime.version import installed_version
 
     logs.configure(config.log)
@@ -122,7 +123,10 @@ def serve(config: "Config") -> int:
             if "-" in name:
                 log.info("also listening: %s=%s", name, addresses[name])
         data = shlex.quote(str(config.data.resolve()))
-        print(f"martlet ready: {where}{where and ' '}data={data} in {process_age_s():.2f} s", flush=True)
+        print(
+            f"martlet ready: {where}{where and ' '}kernel={kernel_name()} data={data} in {process_age_s():.2f} s",
+            flush=True,
+        )
         notify_systemd(f"READY=1\nSTATUS=accepting on {where}", os.environ)
 
     async def work() -> bool:

@@ -1,7 +1,7 @@
 """Appends: encodes records directly into the end of the log in memory, and their entries into their queues.
 
-One loop, `Writer._put_all`, encodes all messages of a call: one message, the messages of a socket read, a batch or a
-group. `_put_odd` handles rare cases, one record at a time.
+`Writer._put_all` encodes all messages of a call: one message, the messages of a socket read, a batch or a group. Its
+inner loop is `put_usual` (`usual.py`); `_put_odd` handles rare cases, one record at a time.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,6 @@ from typing import Final, final
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.records.codec import (
-    MARK_FIRST,
-    MARK_LAST,
-    RECORD_CRC_BYTES,
     encode_record,
     may_have_record_crc,
     record_size,
@@ -25,8 +22,6 @@ from martlet.records.layout import (
     ENTRY,
     FILLER_BYTES,
     HEAD,
-    HEAD_BYTES,
-    MAGIC_V1,
     PREPARED,
     ROLLBACK,
     SHORT,
@@ -34,7 +29,7 @@ from martlet.records.layout import (
     TRANSACTION_MASK,
     Buffer,
 )
-from martlet.runtime.checksum import crc32_each
+from martlet.runtime.native import native
 from martlet.store.append.admission import Admission
 from martlet.store.append.committer import Committer
 from martlet.store.append.items import (
@@ -45,6 +40,7 @@ from martlet.store.append.items import (
     queue_of,
     sys_flag_of,
 )
+from martlet.store.append.usual import put_usual
 from martlet.store.config import StoreConfig
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.format.atomic import MARK_AT, group_flags
@@ -84,6 +80,7 @@ class Writer:
         # Returns the tag code of encoded properties, for an `AppendItem`.
         self.code_of: Final = TagCodes().of
         self._record_crcs = config.record_crcs
+        self._put_usual = native(put_usual)
         # The broker's address as in records: 4 or 16 address bytes and an i32 port.
         self.store_host = NO_HOST
         # Whether records are indexed in the light queues that they name.
@@ -248,69 +245,29 @@ class Writer:
 
         *is_odd* tells whether properties may contain a zero byte or name light queues.
         """
-        tail, queues, committer, admission = self._tail, self._queues, self._committer, self._admission
-        host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
-        positions, ends, offsets = result.positions, result.ends, result.offsets
+        tail, committer, admission = self._tail, self._committer, self._admission
         result.store_ms = now = committer.read_clock()
-        for item, crc in zip(items, crc32_each(map(body_of, items)), strict=True):
-            queue, body, properties, code, flag, sys_flag, born_ms, born_host, reconsume_times, prepared_position = item
-            if record_crcs or (  # `may_have_record_crc`, without a call for each message
-                len(properties) >= RECORD_CRC_BYTES
-                and (properties[-12] == MARK_LAST or properties[-RECORD_CRC_BYTES] == MARK_FIRST)
-            ):
-                properties = self._fit_properties(properties)
-            body_bytes, properties_bytes, position = len(body), len(properties), tail.position
-            size = queue.overhead + body_bytes + properties_bytes
-            end = position + size
-            if (
-                end > tail.room
-                or admission.refusal
-                or len(host) != 8
-                or not queue.plain
-                or len(born_host) != 8
-                or sys_flag & PREPARED
-                or body_bytes > body_bytes_max
-                or properties_bytes > PROPERTIES_BYTES_MAX
-                or (is_odd and (0 in properties or properties.find(MULTI) >= 0))
-            ):
-                self._put_odd(item, result, marks[len(positions)] if marks else 0)
-                continue
-            data, at, offset = tail.data, position - tail.page_base, queue.next_offset
-            HEAD_PACK(
-                data,
-                at,
-                size,
-                MAGIC_V1,
-                crc & 0x7FFFFFFF,
-                queue.queue_id,
-                flag,
-                offset,
-                position,
-                sys_flag & KEPT_FLAGS | (marks[len(positions)] if marks else 0),
-                born_ms,
-                born_host,
-                now,
-                host,
-                reconsume_times,
-                prepared_position,
-                body_bytes,
-            )
-            body_at, topic_at = at + HEAD_BYTES, at + HEAD_BYTES + body_bytes
-            data[body_at:topic_at] = body
-            data[topic_at : at + size] = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
-            if record_crcs:
-                write_record_crc(data, at, at + size)
-            queue.tail += ENTRY_PACK(position, size, code)
-            queue.next_offset = offset + 1
-            queue.put_bytes += size
-            queue.last_end = tail.position = end
-            if not queue.dirty:
-                queues.touch(queue)
-            committer.pending.append((queue, position, end, now, properties))
-            positions.append(position)
-            ends.append(end)
-            offsets.append(offset)
-        result.end, result.rolled = tail.position, positions[0] < tail.segment.start
+        done, count = 0, len(items)
+        while done < count:
+            if not admission.refusal:
+                done = self._put_usual(
+                    items,
+                    done,
+                    tail,
+                    self._queues,
+                    committer.pending,
+                    result,
+                    self.store_host,
+                    now,
+                    self.config.message_bytes_max,
+                    is_odd,
+                    self._record_crcs,
+                    marks,
+                )
+            if done < count:
+                self._put_odd(items[done], result, marks[done] if marks else 0)
+                done += 1
+        result.end, result.rolled = tail.position, result.positions[0] < tail.segment.start
 
     def _put_odd(self, item: AppendItem, result: AppendResult, mark: int) -> None:
         """Encode one message of any kind; start a new segment or page if necessary."""

@@ -24,20 +24,20 @@ class ActiveFile:
 
     def __init__(self, files: IndexFiles) -> None:
         self._files = files
-        self._slot_count = files.slots
+        self.slot_count = files.slots
         self._entries_max = files.entries_max
         self.item: IndexFile | None = None
-        # In native byte order.
-        self._slots = memoryview(array("i"))
-        self._dirty_pages = bytearray()
-        self._entries = bytearray()
+        # In native byte order; written page by page.
+        self.slots = memoryview(array("i"))
+        self.dirty_pages = bytearray()
+        self.entries = bytearray()
         self._saved = 1
 
     def clear(self) -> None:
         """Forget the file, which was removed."""
         self.item = None
-        self._slots = memoryview(array("i"))
-        self._entries = bytearray()
+        self.slots = memoryview(array("i"))
+        self.entries = bytearray()
         self._saved = 1
 
     def reopen(self, *, clean: bool) -> None:
@@ -45,33 +45,33 @@ class ActiveFile:
         if not self._files.items:
             return
         item = self.item = self._files.items[-1]
-        self._slots = memoryview(
-            _swap_bytes(self._files.files.read(item.path, self._slot_count * SLOT_BYTES, HEADER.size))
+        self.slots = memoryview(
+            _swap_bytes(self._files.files.read(item.path, self.slot_count * SLOT_BYTES, HEADER.size))
         )
-        self._dirty_pages = bytearray(self._slot_count // PAGE_SLOTS + 1)
+        self.dirty_pages = bytearray(self.slot_count // PAGE_SLOTS + 1)
         if not clean:
             # A crash while slots were written: they may name entries beyond the header's count.
-            newest_number = max(self._slots)
+            newest_number = max(self.slots)
             item.count = max(item.count, min(newest_number, self._entries_max - 1) + 1)
         self._saved = item.count
-        self._entries = bytearray()
+        self.entries = bytearray()
 
     def insert(self, key: int, position: int, store_ms: int) -> None:
         """Add an entry with hash *key* for the record at *position*, stored at *store_ms*."""
         item = self.item
         if item is None or item.count >= self._entries_max:
             item = self._begin_file(position, store_ms)
-        slot = key % self._slot_count
-        previous: int = self._slots[slot]
+        slot = key % self.slot_count
+        previous: int = self.slots[slot]
         seconds = (store_ms - item.begin_ms) // 1000
         if seconds < 0:
             seconds = 0
         elif seconds > SECONDS_MAX:
             seconds = SECONDS_MAX
-        self._entries += ITEM_PACK(key, position, seconds, previous)
+        self.entries += ITEM_PACK(key, position, seconds, previous)
         count = item.count
-        self._slots[slot] = count
-        self._dirty_pages[slot // PAGE_SLOTS] = 1
+        self.slots[slot] = count
+        self.dirty_pages[slot // PAGE_SLOTS] = 1
         item.count = count + 1
         if not previous:
             item.used_slots += 1
@@ -85,9 +85,9 @@ class ActiveFile:
             self._files.files.sync(self.item.path)
             self.write_slots(self.item.path, self.take_slots())
         item = self.item = self._files.create(position, store_ms)
-        self._slots = _zeros(self._slot_count)
-        self._dirty_pages = bytearray(self._slot_count // PAGE_SLOTS + 1)
-        self._entries = bytearray()
+        self.slots = _zeros(self.slot_count)
+        self.dirty_pages = bytearray(self.slot_count // PAGE_SLOTS + 1)
+        self.entries = bytearray()
         self._saved = 1
         return item
 
@@ -96,13 +96,13 @@ class ActiveFile:
     def save_entries(self) -> str:
         """Write new entries into the active file and return its path; empty if there are none."""
         item = self.item
-        if item is None or not self._entries:
+        if item is None or not self.entries:
             return ""
-        data, self._entries = self._entries, bytearray()
+        data, self.entries = self.entries, bytearray()
         try:
             self._files.files.write(item.path, data, self._files.entry_at(self._saved))
         except OSError:
-            self._entries = data + self._entries
+            self.entries = data + self.entries
             raise
         self._saved = item.count
         return item.path
@@ -116,14 +116,14 @@ class ActiveFile:
         if item is None:
             return []
         changes: list[tuple[int, bytes]] = []
-        first_page = self._dirty_pages.find(1)
+        first_page = self.dirty_pages.find(1)
         while first_page >= 0:
-            end_page = self._dirty_pages.find(0, first_page)
-            end_page = len(self._dirty_pages) if end_page < 0 else end_page
-            slots = self._slots[first_page * PAGE_SLOTS : end_page * PAGE_SLOTS]
+            end_page = self.dirty_pages.find(0, first_page)
+            end_page = len(self.dirty_pages) if end_page < 0 else end_page
+            slots = self.slots[first_page * PAGE_SLOTS : end_page * PAGE_SLOTS]
             changes.append((HEADER.size + first_page * PAGE_BYTES, _swap_bytes(slots.tobytes()).tobytes()))
-            first_page = self._dirty_pages.find(1, end_page)
-        self._dirty_pages = bytearray(len(self._dirty_pages))
+            first_page = self.dirty_pages.find(1, end_page)
+        self.dirty_pages = bytearray(len(self.dirty_pages))
         if changes:
             changes.append((0, item.header()))
         return changes
@@ -141,21 +141,21 @@ class ActiveFile:
             for at, data in parts:
                 if at:  # at 0 is the header, which is written each time
                     first, pages = (at - HEADER.size) // PAGE_BYTES, -(-len(data) // PAGE_BYTES)
-                    self._dirty_pages[first : first + pages] = b"\x01" * pages
+                    self.dirty_pages[first : first + pages] = b"\x01" * pages
             raise
 
     # ---- reading
 
     def newest_in_slot(self, slot: int) -> int:
         """Return the number of the newest entry in *slot*; 0 for none."""
-        return self._slots[slot]
+        return self.slots[slot]
 
     def unsaved_entry(self, number: int) -> bytes | None:
         """Return the bytes of entry *number*; None if it is in the file."""
         if number < self._saved:
             return None
         at = (number - self._saved) * ITEM_BYTES
-        return bytes(self._entries[at : at + ITEM_BYTES])
+        return bytes(self.entries[at : at + ITEM_BYTES])
 
 
 def _zeros(count: int) -> memoryview:

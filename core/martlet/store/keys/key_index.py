@@ -7,9 +7,10 @@ Appends only queue a reference; `drain` does the work later, and a query drains 
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 from martlet.message import find_property
+from martlet.runtime.native import native
 from martlet.runtime.steps import Blocking, Steps
 from martlet.store.disk.checkpoint import Checkpoint
 from martlet.store.disk.files import Files
@@ -17,21 +18,17 @@ from martlet.store.disk.segments import Segments
 from martlet.store.keys.active_file import ActiveFile
 from martlet.store.keys.index_files import ITEM, ITEM_BYTES, IndexFile, IndexFiles
 from martlet.store.keys.key_hashes import KeyHashes
+from martlet.store.keys.usual import Waiting, index_usual
 from martlet.store.queues.queues import Queue
 
 __all__ = ["KeyIndex"]
 
 logger = logging.getLogger("martlet.store")
 
-# A message to index: its queue, log position, end, store time and properties.
-Waiting: TypeAlias = tuple[Queue, int, int, int, bytes]
-
 # The maximum number of keys of one message, whose properties have at most 32,767 bytes.
 KEYS_MAX: Final = 16_384
 # A query follows at most this many entries of a chain; a key that every message has makes long chains.
 CHAIN_MAX: Final = 100_000
-# A message with fewer bytes of properties has all of its keys indexed in one go, which takes up to 1 ms.
-SHORT_BYTES: Final = 1024
 # Work in one slice of a query: chain entries to follow, each a read from the file, or keys to index first.
 WALKED_AT_ONCE: Final = 256
 DRAINED_AT_ONCE: Final = 256
@@ -45,6 +42,7 @@ class KeyIndex:
         self.files = IndexFiles(files, directory, slots, entries_max)
         self.active = ActiveFile(self.files)
         self.hashes = KeyHashes()
+        self._index_usual = native(index_usual)
         # Everything before this log position is indexed.
         self.position = 0
         self.store_ms = 0
@@ -120,71 +118,52 @@ class KeyIndex:
         self._keys_left = None
 
     def drain(self, budget: int) -> bool:
-        """Index about *budget* waiting messages and keys, 2 us each; return whether more are waiting."""
+        """Index about *budget* waiting messages and keys; return whether more are waiting."""
         pending = self.pending
-        while pending and budget > 0:
-            if self.saving and self._is_nearly_full():
-                break
-            _, _, end, _, properties = pending[0]
-            budget = self.index(pending[0], budget)
+        while pending and budget > 0 and not (self.saving and self._is_nearly_full()):
+            messages, budget = self.index(pending, budget)
             if self._keys_left is not None:
                 break
-            pending.popleft()
-            self.pending_bytes -= len(properties)
-            self.pending_keys -= 1 + properties.count(b" ")
-            self.position = end
+            for message in messages:
+                _, _, self.position, _, properties = message
+                self.pending_bytes -= len(properties)
+                self.pending_keys -= 1 + properties.count(b" ")
         return bool(pending)
 
-    def index(self, message: Waiting, budget: int) -> int:
-        """Index about *budget* keys of *message*; return the unused budget. Call it again while `is_within`."""
+    def index(self, waiting: deque[Waiting], budget: int) -> tuple[Sequence[Waiting], int]:
+        """Index about *budget* keys of the first messages of *waiting*, and remove these.
+
+        Returns the removed messages, and the unused budget. A message of which some keys are left stays.
+        """
+        if self._keys_left is None:
+            # A checkpoint that writes slots in a thread must not meet a new file.
+            entries_max = self.files.entries_max - (KEYS_MAX if self.saving else 0)
+            count, budget, newest_ms = self._index_usual(waiting, budget, self.active, entries_max, self.hashes)
+            self.store_ms = max(self.store_ms, newest_ms)
+            if count:
+                return [waiting.popleft() for _ in range(count)], budget
+        budget = self._index_odd(waiting[0], budget)
+        return () if self._keys_left is not None else (waiting.popleft(),), budget
+
+    def _index_odd(self, message: Waiting, budget: int) -> int:
+        """Index about *budget* keys of *message*; return the unused budget."""
         queue, position, _, store_ms, properties = message
-        if properties.find(b"KEY") < 0:
-            if store_ms > self.store_ms:
-                self.store_ms = store_ms
-            return budget - 1
-        if len(properties) <= SHORT_BYTES:
-            self.put(queue, position, store_ms, properties)
-            return budget - 1 - properties.count(b" ")
         keys = self._keys_left
         if keys is None:
             keys = _keys_in(properties)
         for key in keys[-budget:]:
-            if key:
-                self.active.insert(self.hashes.of(queue, key), position, store_ms)
-        budget_left = budget - len(keys)
+            self.active.insert(self.hashes.of(queue, key), position, store_ms)
+        budget_left = budget - max(len(keys), 1)
         del keys[-budget:]
         self._keys_left = keys or None
         if self._keys_left is None and store_ms > self.store_ms:
             self.store_ms = store_ms
-        return budget_left - 1
-
-    @property
-    def is_within(self) -> bool:
-        """Whether a message has both keys that are indexed and keys that are not."""
-        return self._keys_left is not None
+        return budget_left
 
     def _is_nearly_full(self) -> bool:
         """Return whether one message could fill the active file; two threads must not write its slots at once."""
         item = self.active.item
         return item is not None and item.count + KEYS_MAX >= self.files.entries_max
-
-    def put(self, queue: Queue, position: int, store_ms: int, properties: bytes) -> None:
-        """Add the unique key and every word of KEYS, of a message with few."""
-        at = properties.find(b"UNIQ_KEY\x01")
-        if at >= 0:
-            if at and properties[at - 1] != 2:
-                unique = find_property(properties, b"UNIQ_KEY")
-            else:
-                end = properties.find(2, at)
-                unique = properties[at + 9 : end] if end >= 0 else properties[at + 9 :]
-            if unique:
-                self.active.insert(self.hashes.of(queue, unique), position, store_ms)
-        if properties.find(b"KEYS\x01") >= 0:
-            for key in find_property(properties, b"KEYS").split(b" "):
-                if key:
-                    self.active.insert(self.hashes.of(queue, key), position, store_ms)
-        if store_ms > self.store_ms:
-            self.store_ms = store_ms
 
     # ---- queries
 
@@ -262,5 +241,6 @@ class KeyIndex:
 
 
 def _keys_in(properties: bytes) -> list[bytes]:
-    """Return the words of KEYS and the unique key, some of which may be empty."""
-    return [*find_property(properties, b"KEYS").split(b" "), find_property(properties, b"UNIQ_KEY")]
+    """Return the words of KEYS and the unique key."""
+    words = [*find_property(properties, b"KEYS").split(b" "), find_property(properties, b"UNIQ_KEY")]
+    return [word for word in words if word]

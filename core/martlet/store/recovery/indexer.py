@@ -14,7 +14,8 @@ from martlet.store.disk.files import Disk, is_full
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.disk.segments import Segments
 from martlet.store.format.atomic import valid_after
-from martlet.store.keys.key_index import KeyIndex, Waiting
+from martlet.store.keys.key_index import KeyIndex
+from martlet.store.keys.usual import Waiting
 from martlet.store.queues.queues import Queue, Queues
 from martlet.store.recovery.recovery import Progress
 from martlet.store.recovery.scan import Scan
@@ -66,9 +67,7 @@ class IndexFollower:
         """Index about *budget* keys; return whether the block is done. Raises `OSError`."""
         messages, keys = self._waiting, self.keys
         while messages and budget > 0:
-            budget = keys.index(messages[0], budget)
-            if not keys.is_within:
-                messages.popleft()
+            _, budget = keys.index(messages, budget)
         if not messages:
             keys.position = self._position
         return not messages

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias, final
 from msgspec.structs import replace
 
 from martlet.contracts import Buffer
+from martlet.runtime.native import native
 from martlet.runtime.steps import Steps
 from martlet_mqtt.wire.codec import connect_version, decode_in_steps, decode_packet, encode_packet, packet_bytes
 from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode, return_code
@@ -127,6 +128,7 @@ class MqttConnection:
         "_need",
         "_previous",
         "_room",
+        "_scan_publishes",
         "_silence_s",
         "_skip",
         "_skipped",
@@ -140,6 +142,7 @@ class MqttConnection:
     def __init__(self, limits: Limits, names: Names, now: float) -> None:
         self._limits = limits
         self._names = names
+        self._scan_publishes = native(scan_publishes)
         self._buffer = bytearray()
         self._need = 2  # buffered bytes needed to continue
         self._room = RUN_PACKETS_MAX  # packets of runs left in this turn
@@ -215,7 +218,7 @@ class MqttConnection:
         """Return the run of packets at *at* and its end; None and *at* if the codec must decode the packet there."""
         room = self._room or RUN_PACKETS_MAX
         if data[at] in PUBLISH_FIRST:
-            run = scan_publishes(data, at, self.version, self._names, self._limits.packet_bytes_max, room)
+            run = self._scan_publishes(data, at, self.version, self._names, self._limits.packet_bytes_max, room)
             if run is None:
                 return None, at
             self._room = room - len(run.ends)

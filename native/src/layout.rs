@@ -1,0 +1,17 @@
+//! The layout of records; `martlet.records.layout` explains it.
+
+pub const HEAD_BYTES: usize = 88;
+pub const MAGIC_V1: u32 = 0xDAA3_20A7;
+pub const PROPERTIES_BYTES_MAX: usize = 32_767;
+pub const PREPARED: i32 = 0x4;
+/// Bits of sysFlag that clients cannot set: IPv6 hosts, and the place in an atomic group.
+pub const STORE_BITS: i32 = 0x6000_0030;
+pub const RECORD_CRC_BYTES: usize = 20;
+pub const RECORD_CRC_NAME: &[u8] = b"__CRC32#";
+pub const RECORD_CRC_ROOM: &[u8; RECORD_CRC_BYTES] = b"__CRC32#\x010000000000\x02";
+/// Begins the names of the properties that name light queues.
+pub const MULTI: &[u8] = b"INNER_MULTI_";
+/// The names of the properties with keys, and what follows a name.
+pub const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
+pub const KEYS: &[u8] = b"KEYS\x01";
+pub const TAGS: &[u8] = b"TAGS\x01";

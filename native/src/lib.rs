@@ -1,0 +1,27 @@
+//! The native part of Martlet: inner loops of the broker, each beside the Python function that defines what it does.
+//!
+//! A function here works on the same objects as its Python twin, and stops before anything that is not usual, which the
+//! twin then does. Nothing is kept between calls.
+
+mod append;
+mod guard;
+mod items;
+mod json;
+mod keys;
+mod layout;
+mod mqtt;
+mod sends;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(append::put_usual, module)?)?;
+    module.add_function(wrap_pyfunction!(sends::scan_sends, module)?)?;
+    module.add_function(wrap_pyfunction!(mqtt::scan_publishes, module)?)?;
+    module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
+    module.add_function(wrap_pyfunction!(items::usual_items, module)?)?;
+    module.add_function(wrap_pyfunction!(items::sent_answers, module)?)?;
+    Ok(())
+}

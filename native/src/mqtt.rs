@@ -1,0 +1,104 @@
+//! Scans runs of MQTT packets in the received bytes of one connection.
+//!
+//! The twins are in `martlet_mqtt.wire.scanner`.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict, PyList, PyType};
+
+use crate::guard::guarded;
+
+const V5: u32 = 5;
+static PUBLISH_RUN: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+/// The content of a packet: where it begins, and where the next packet does.
+fn content(data: &[u8], at: usize) -> Option<(usize, usize)> {
+    let (mut size, mut shift) = (0, 0);
+    for (place, &byte) in data.iter().enumerate().skip(at + 1).take(4) {
+        size |= usize::from(byte & 0x7F) << shift;
+        if byte < 0x80 {
+            // The codec handles a length field with more bytes than necessary [MQTT-1.5.5-1].
+            let is_shortest = byte > 0 || shift == 0;
+            let (begin, end) = (place + 1, place + 1 + size);
+            return (is_shortest && end <= data.len()).then_some((begin, end));
+        }
+        shift += 7;
+    }
+    None
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, at, version, names, bytes_max, packets_max=1024))]
+pub fn scan_publishes<'py>(
+    data: &Bound<'py, PyBytes>,
+    at: usize,
+    version: u32,
+    names: &Bound<'py, PyAny>,
+    bytes_max: usize,
+    packets_max: usize,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    guarded("scan_publishes", || {
+        let (py, bytes) = (data.py(), data.as_bytes());
+        let Some(&first) = bytes.get(at) else { return Ok(None) };
+        let (qos, has_properties) = (first >> 1 & 3, version == V5);
+        let table = names.getattr(intern!(py, "table"))?.cast_into::<PyDict>()?;
+        let (run_names, bodies, ids, ends) =
+            (PyList::empty(py), PyList::empty(py), PyList::empty(py), PyList::empty(py));
+        let (start, mut at) = (at, at);
+        let mut known: Option<(&[u8], Bound<'py, PyAny>)> = None;
+        while ends.len() < packets_max && bytes.get(at) == Some(&first) {
+            let Some((mut begin, stop)) = content(bytes, at) else { break };
+            let Some(&[high, low]) = bytes.get(begin..begin + 2) else { break };
+            let name_end = begin + 2 + (usize::from(high) << 8 | usize::from(low));
+            if name_end > stop || stop - at > bytes_max {
+                break;
+            }
+            let text = &bytes[begin + 2..name_end];
+            begin = name_end;
+            let packet_id = bytes.get(begin..begin + 2);
+            if qos > 0 {
+                begin += 2;
+                if packet_id == Some(&[0, 0]) {
+                    break;
+                }
+            }
+            if has_properties {
+                if begin >= stop || bytes[begin] != 0 {
+                    break;
+                }
+                begin += 1;
+            }
+            if begin > stop {
+                break;
+            }
+            let name = match &known {
+                Some((bytes, name)) if *bytes == text => name.clone(),
+                _ => {
+                    let key = PyBytes::new(py, text);
+                    let found = match table.get_item(&key)? {
+                        Some(name) => name,
+                        None => names.call_method1(intern!(py, "learn"), (key,))?,
+                    };
+                    if found.is_none() {
+                        break;
+                    }
+                    known = Some((text, found.clone()));
+                    found
+                }
+            };
+            run_names.append(name)?;
+            bodies.append(PyBytes::new(py, &bytes[begin..stop]))?;
+            if let (true, Some(packet_id)) = (qos > 0, packet_id) {
+                ids.append(PyBytes::new(py, packet_id))?;
+            }
+            ends.append(stop)?;
+            at = stop;
+        }
+        if ends.is_empty() {
+            return Ok(None);
+        }
+        let run = PUBLISH_RUN.import(py, "martlet_mqtt.wire.scanner", "PublishRun")?;
+        Ok(Some(run.call1((qos, run_names, bodies, ids, data, start, ends))?))
+    })
+}

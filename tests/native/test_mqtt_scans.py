@@ -1,0 +1,48 @@
+"""The kernel finds the runs of MQTT packets that Python finds, wherever the stream is cut."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.native.kernel import kernel_of
+
+from martlet_mqtt.wire.codes import V4, V5
+from martlet_mqtt.wire.names import Names
+from martlet_mqtt.wire.scanner import PUBLISH_FIRST, scan_publishes
+
+
+def publish(first: int, name: bytes, packet_id: bytes, properties: bytes, body: bytes, length_bytes: int) -> bytes:
+    content = len(name).to_bytes(2) + name + packet_id + properties + body
+    size, length = len(content), b""
+    while size > 127 or len(length) + 1 < length_bytes:
+        length += bytes((size & 127 | 128,))
+        size >>= 7
+    return bytes((first,)) + length + bytes((size,)) + content
+
+
+PACKETS = st.builds(
+    publish,
+    st.sampled_from([0x30, 0x30, 0x30, 0x32, 0x32, 0x34, 0x31, 0x3A]),
+    st.sampled_from([b"a", b"a", b"a/b", "ä/☃".encode(), b"a/#", b"", b"\xff", b"x" * 200, b"x" * 300]),
+    st.sampled_from([b"", b"\0\x01", b"\0\x01", b"\xff\xff", b"\0\0"]),
+    st.sampled_from([b"", b"\0", b"\0", b"\x02\x01\x01"]),
+    st.one_of(st.binary(max_size=20), st.sampled_from([b"x" * 120, b"x" * 130, b"y" * 20_000])),
+    st.sampled_from([1, 1, 1, 2, 4]),
+)
+STREAMS = st.one_of(
+    st.lists(PACKETS, max_size=6).map(b"".join),
+    st.tuples(PACKETS, st.integers(1, 30)).map(lambda pair: pair[0] * pair[1]),
+    st.binary(max_size=40).map(lambda noise: b"\x30" + noise),
+)
+
+
+@given(STREAMS, st.integers(0, 400), st.sampled_from([V4, V5]), st.sampled_from([150, 1 << 20]), st.integers(1, 9))
+def test_the_kernel_finds_the_publishes_that_python_finds(
+    data: bytes, cut: int, version: int, bytes_max: int, packets_max: int
+) -> None:
+    data = data[: len(data) - cut] or data
+    if not data or data[0] not in PUBLISH_FIRST:
+        return
+    names = Names(250)
+    python = scan_publishes(data, 0, version, names, bytes_max, packets_max)
+    native = kernel_of(scan_publishes)(data, 0, version, names, bytes_max, packets_max)
+    assert type(native) is type(python)
+    assert native == python
