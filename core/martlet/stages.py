@@ -20,6 +20,7 @@ class Stages:
 
     ``every_message`` tells whether a stage wants every message. ``words`` are strings, and ``sys_flag`` are bits: no
     stage wants a message whose properties contain none of these strings and whose sysFlag has none of these bits.
+    ``needles`` are the words as bytes.
     """
 
     def __init__(self, pairs: Sequence[tuple[str, Stage]] = ()) -> None:
@@ -32,7 +33,7 @@ class Stages:
         self.words = tuple(
             sorted(name for name in names if not any(name != other and other in name for other in names))
         )
-        self._needles = tuple(word.encode() for word in self.words)
+        self.needles = tuple(word.encode() for word in self.words)
         self.sys_flag = 0
         for _, stage in pairs:
             self.sys_flag |= stage.sys_flag
@@ -54,7 +55,7 @@ class Stages:
     def may_want_properties(self, properties: bytes) -> bool:
         """Return False if no stage wants a message with encoded *properties*, of one message or several joined."""
         # `in` raises and catches a TypeError internally, and a generator takes twice the time.
-        for needle in self._needles:  # noqa: SIM110
+        for needle in self.needles:  # noqa: SIM110
             if properties.find(needle) >= 0:
                 return True
         return False

@@ -262,7 +262,7 @@ def opaques_of_cut(data: bytes, size: int) -> list[int]:
                 found.append(event.opaque)
             else:
                 event.taken = 1
-                found.append((event.acks if isinstance(event, AckRun) else event.sends)[0][0].opaque)
+                found.append(event.acks[0][0].opaque if isinstance(event, AckRun) else event.sends[0][-3])
     assert connection.buffered_bytes == 0
     return found
 

@@ -15,7 +15,7 @@ from martlet_remoting.handlers.context import RequestContext
 from martlet_remoting.wire.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.runs import Send
+from martlet_remoting.wire.sends import Send
 
 from .conftest import FakeClient, Harness, OpenHarness, opaques_of_cut, send_ext
 
@@ -75,7 +75,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     real = send.send_run
 
-    def counted(context: RequestContext, gate: Gate, sends: Sequence[Send]) -> int:
+    def counted(context: RequestContext, gate: Gate, sends: Sequence[Send], code: int = 310) -> int:
         count = real(context, gate, sends)
         if len(sends) > 1:
             counts.append(count)

@@ -69,8 +69,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     found: list[tuple[str, int, int]] = []
 
     def counted(real: Callable[..., int]) -> Callable[..., int]:
-        def run(context: object, gate: Any, requests: Sequence[object]) -> int:
-            count = real(context, gate, requests)
+        def run(context: object, gate: Any, requests: Sequence[object], *more: int) -> int:
+            count = real(context, gate, requests, *more)
             if len(requests) > 1:
                 found.append((gate.identity.name, len(requests), count))
             return count
@@ -181,7 +181,7 @@ async def test_a_run_ends_where_the_credentials_change(
 
     receive(client, usual(1))
     frames = [usual(number) for number in range(2, 12)]
-    ext = sign("ann", send_ext("T", 0, unique(6), j="1"), BODY)  # unusual: reconsumeTimes
+    ext = sign("ann", send_ext("T", 99, unique(6)), BODY)  # there is no such queue
     frames[4] = encode_command(Command(V2, ext, BODY, 6))
     monkeypatch.setattr(send, "send_message", revoke)
     receive(client, b"".join(frames))

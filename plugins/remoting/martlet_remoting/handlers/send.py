@@ -4,12 +4,11 @@ The order of checks and the codes follow RocketMQ AbstractSendMessageProcessor.m
 """
 
 from collections.abc import Iterator, Sequence
-from struct import Struct
 from typing import Final, NamedTuple
 
 from martlet.access import Gate, PublishGrant
 from martlet.errors import MartletError, Reason, Refused
-from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property, remove_property
+from martlet.message import Message, find_property, put_property, remove_property
 from martlet.runtime.ids import Ids
 from martlet.runtime.steps import Steps
 from martlet.stages import Stages
@@ -18,13 +17,14 @@ from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
 from martlet_remoting.handlers.context import Answer, Declined, Handle, RequestContext, refusal, supports_transactions
 from martlet_remoting.handlers.templates import Templates
 from martlet_remoting.handlers.unheld import TIMER_KEYS, no_transactions
+from martlet_remoting.handlers.usual_items import contains
 from martlet_remoting.wire.batches import Member, split_batch
 from martlet_remoting.wire.codec import encode_send_response
-from martlet_remoting.wire.codes import FLAG_ONEWAY, VERSION_3_4_9, RequestCode, ResponseCode
+from martlet_remoting.wire.codes import VERSION_3_4_9, RequestCode, ResponseCode
 from martlet_remoting.wire.headers import SendHead, SendHeader, decode_send_header
 from martlet_remoting.wire.packets import Command, Frame
 from martlet_remoting.wire.recall_handles import handle_of
-from martlet_remoting.wire.runs import Send
+from martlet_remoting.wire.sends import Send, usual_send
 
 __all__ = ["TABLE", "check_load", "make_message", "open_topic", "send_message", "send_run", "stamp"]
 
@@ -33,13 +33,12 @@ MULTI_TAG: Final = 0x2
 TRANSACTION_MASK: Final = 0xC
 # All bits except those for the body's compression.
 UNUSUAL_SYS_FLAG: Final = ~0x701
-LENGTHS: Final = Struct(">ii")
 I32_MIN: Final = -(1 << 31)
 I32_MAX: Final = (1 << 31) - 1
 DELAY_KEYS: Final = (b"DELAY", *(key.encode() for key in TIMER_KEYS))
 # Properties that the broker sets; a producer's values are removed first.
 BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
-BROKER_WORDS: Final = ("CLUSTER", "MSG_REGION", "POP_CK")
+BROKER_WORDS: Final = (b"CLUSTER", b"MSG_REGION", b"POP_CK")
 # Members of a batch that are stored in one turn of the event loop, in 3 ms; a longer batch takes several turns.
 BATCH_AT_ONCE: Final = 1024
 
@@ -53,61 +52,51 @@ class _PlacedBatch(NamedTuple):
 
 def send_usual(context: RequestContext, command: Command) -> Answer:
     """Store a usual send as a run of one, which takes half the time; store any other by `send_message`."""
-    header = decode_send_header(command)
-    if not command.unusual and command.body:
-        head = SendHead(command.code, header, command.opaque, command.flag)
-        if send_run(context, context.gate(command), [(head, command.body, 0)]):
+    if not command.unusual:
+        head = SendHead(command.code, decode_send_header(command), command.opaque, command.flag)
+        send = usual_send(head, command.body, 0)
+        if send is not None and send_run(context, context.gate(command), [send], command.code):
             return None
     return send_message(context, command)
 
 
-def send_run(context: RequestContext, gate: Gate, sends: Sequence[Send]) -> int:
-    """Store and answer the usual sends at the beginning of *sends* together; return their number.
+def send_run(
+    context: RequestContext, gate: Gate, sends: Sequence[Send], code: int = RequestCode.SEND_MESSAGE_V2
+) -> int:
+    """Store and answer the first of *sends* together, as long as there is a reason for none to be handled alone.
 
-    A usual send has short field names, a known topic, a unique key, no batch, no retry, and no property that the broker
-    sets. Only sends that a stage may want become a `Message`.
+    Returns their number. Only sends that a stage may want become a `Message`.
     """
-    name = sends[0][0].fields.topic
-    grant = gate.publishable.get(name) or _ask_grant(gate, name)
-    if grant is None:
-        return 0
-    state, host = context.state, context.peer.host
-    stages, stamp, stamp_after = state.broker.stages, state.templates.stamp, state.templates.stamp_after
-    unflushed, unflushed_max = grant.unflushed_bytes, state.config.unflushed_bytes_max
-    body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
-    staged_flags, has_every, topic = stages.sys_flag, stages.every_message, _usual_topic(grant)
-    unusual_flags, suspects = UNUSUAL_SYS_FLAG & ~staged_flags, len(sends) == 1 or _find_words(sends, stages)
+    state, host, stamp = context.state, context.peer.host, context.state.templates.stamp
+    stages, body_bytes_max = state.broker.stages, state.broker.config.message_bytes_max
+    words = (*BROKER_WORDS, *stages.needles)
+    if len(sends) > 1 and not contains(b"\x02".join([properties for _, _, _, properties, *_ in sends]), words):
+        words = ()  # one search in all is faster than a search in each
     run: list[AppendItem | Message] = []
-    keys: list[bytes] = []
-    for head, body, _ in sends:
-        fields = head.fields
-        if fields.topic != name:
-            name = fields.topic
-            topic = _usual_topic(gate.publishable.get(name) or _ask_grant(gate, name))
-        queue_id, properties, flag, sys_flag = fields.queue_id, fields.properties, fields.flag, fields.sys_flag
-        stored = properties.encode()
-        unique = usual_key(fields, stored, unusual_flags)
-        if (
-            not unique
-            or topic is None
-            or not 0 <= queue_id < topic.open_queues
-            or head.flag & ~FLAG_ONEWAY
-            or unflushed > unflushed_max
-            or len(body) > body_bytes_max
-            or len(stored) + len(stamp_after) > PROPERTIES_BYTES_MAX
-            or (suspects and _contains(properties, BROKER_WORDS))
-        ):
+    staged: list[int] = []
+    room = 0
+    while len(run) < len(sends):
+        at = len(run)
+        name, *_ = sends[at]
+        grant = gate.publishable.get(name) or _ask_grant(gate, name)
+        topic = _usual_topic(grant)
+        if grant is None or topic is None:
             break
-        stored += stamp if stored[-1] == 2 else stamp_after
-        queue = topic.queues.get(queue_id) or topic.queue(queue_id)
-        unflushed += queue.overhead + len(body) + len(stored)
-        if has_every or sys_flag & staged_flags or (suspects and _contains(properties, stages.words)):
-            run.append(Message(name, body, stored, queue_id, flag, sys_flag, fields.born_ms, host))
-        else:
-            run.append((queue, body, stored, code_of(stored), flag, sys_flag, fields.born_ms, host, 0, 0))
-        keys.append(unique)
+        if not run:
+            room = state.config.unflushed_bytes_max - grant.unflushed_bytes
+        terms = topic, host, stamp, body_bytes_max, grant.code_of
+        if not stages.every_message:
+            room = state.templates.usual_items(sends, run, room, UNUSUAL_SYS_FLAG | stages.sys_flag, words, *terms)
+        if len(run) == at:  # a stage may want this one
+            one: list[AppendItem] = []
+            flags = UNUSUAL_SYS_FLAG & ~stages.sys_flag
+            room = state.templates.usual_items(sends[at : at + 1], one, room, flags, BROKER_WORDS, *terms)
+            if not one:
+                break
+            staged.append(at)
+            run.append(_message_of(one[0]))
     if run:
-        _publish_run(context, gate, sends, run, keys)
+        _publish_run(context, gate, sends, run, staged, code)
     return len(run)
 
 
@@ -125,37 +114,10 @@ def _usual_topic(grant: PublishGrant | None) -> Topic | None:
     return None if topic is None or topic.filter_type != "SINGLE_TAG" or topic.name[0] == "%" else topic
 
 
-def _find_words(sends: Sequence[Send], stages: Stages) -> bool:
-    """Return whether *sends* may have properties with a meaning for the broker or for a stage."""
-    return _contains("\x02".join([head.fields.properties for head, _, _ in sends]), (*BROKER_WORDS, *stages.words))
-
-
-def _contains(text: str, words: Sequence[str]) -> bool:
-    # Searches a str: `in` on bytes raises and catches a TypeError internally each time. A generator is slower.
-    for word in words:  # noqa: SIM110
-        if word in text:
-            return True
-    return False
-
-
-def usual_key(fields: SendHeader, stored: bytes, unusual_flags: int) -> bytes:
-    """Return the unique key of a usual send with the encoded properties *stored*; empty if the send is not usual."""
-    at = stored.find(b"UNIQ_KEY\x01")
-    if at < 0:
-        return b""
-    end = stored.find(2, at)
-    unique = stored[at + 9 : end] if end >= 0 else stored[at + 9 :]
-    if (
-        fields.batch
-        or fields.reconsume_times
-        or fields.sys_flag & unusual_flags
-        or fields.flag >> 31
-        or fields.born_ms < 0
-        or (at and stored[at - 1] != 2)
-        or not unique.isalnum()
-    ):
-        return b""
-    return unique
+def _message_of(item: AppendItem) -> Message:
+    """Return *item*, which `usual_items` made, as a message for the stages."""
+    queue, body, properties, _, flag, sys_flag, born_ms, host, _, _ = item
+    return Message(queue.topic, bytes(body), properties, queue.queue_id, flag, sys_flag, born_ms, host)
 
 
 def _publish_run(
@@ -163,27 +125,25 @@ def _publish_run(
     gate: Gate,
     sends: Sequence[Send],
     run: Sequence[AppendItem | Message],
-    keys: Sequence[bytes],
+    staged: Sequence[int],
+    code: int,
 ) -> None:
-    """Store *run*, the messages of *sends*, and answer *sends*."""
-    peer = context.peer
+    """Store *run*, the messages of *sends*, and answer these; *staged* are the indexes of those for the stages."""
+    peer, state = context.peer, context.state
+    if len(run) < len(sends):
+        sends = sends[: len(run)]
     try:
         result = gate.publish_all(run)
     except MartletError as error:
-        for head, _, _ in sends[: len(run)]:
-            peer.send(_run_refusal(context, head, error))
+        for send in sends:
+            peer.send(_run_refusal(context, send, code, error))
         return
-    template, answers = context.state.templates.sent_usual, []
-    for (head, _, _), item, unique, position, offset in zip(
-        sends, run, keys, result.positions, result.offsets, strict=False
-    ):
-        if head.flag:
-            answers.append(b"")
-        elif isinstance(item, Message):
-            answers.append(_staged_response(context, head, item, unique, position, offset))
-        else:
-            header = template % (head.fields.queue_id, unique, position, offset, head.opaque)
-            answers.append(LENGTHS.pack(4 + len(header), len(header)) + header)
+    answers = state.templates.sent_answers(state.templates.sent_usual, sends, result.positions, result.offsets)
+    for place in staged:
+        message = run[place]
+        if answers[place] and isinstance(message, Message):
+            position, offset = result.positions[place], result.offsets[place]
+            answers[place] = _staged_response(context, sends[place], message, position, offset)
     if not result.refused and not result.rolled:
         peer.hold_until(result.end)
         peer.send(b"".join(answers))
@@ -193,30 +153,26 @@ def _publish_run(
         refused = result.refused.get(place)
         if refused is None:
             peer.hold_until(result.ends[place])
-        peer.send(answer if refused is None else _run_refusal(context, sends[place][0], refused))
+        peer.send(answer if refused is None else _run_refusal(context, sends[place], code, refused))
 
 
-def _staged_response(
-    context: RequestContext, head: SendHead, message: Message, unique: bytes, position: int, offset: int
-) -> bytes:
-    """Return the answer to the send of *message*, which has passed the stages."""
-    templates, fields = context.state.templates, head.fields
-    queue_id, handle = fields.queue_id, ""
-    if message.topic != fields.topic:  # a stage holds it elsewhere until it is due
+def _staged_response(context: RequestContext, send: Send, message: Message, position: int, offset: int) -> bytes:
+    """Return the answer to *send*, whose *message* has passed the stages."""
+    templates = context.state.templates
+    topic, queue_id, _, _, _, _, _, unique, opaque, _, _ = send
+    handle = ""
+    if message.topic != topic:  # a stage holds it elsewhere until it is due
         queue_id = _real_queue(message, queue_id)
-        handle = handle_of(message.properties, fields.topic, context.state.broker.config.name)
-    if handle:
-        message_id, key = templates.message_id(position), unique.decode()
-        return encode_send_response(templates.sent, head.opaque, 0, message_id, queue_id, offset, key, handle)
-    header = templates.sent_usual % (queue_id, unique, position, offset, head.opaque)
-    return LENGTHS.pack(4 + len(header), len(header)) + header
+        handle = handle_of(message.properties, topic, context.state.broker.config.name)
+    message_id = templates.message_id(position)
+    return encode_send_response(templates.sent, opaque, 0, message_id, queue_id, offset, unique.decode(), handle)
 
 
-def _run_refusal(context: RequestContext, head: SendHead, error: MartletError) -> bytes:
+def _run_refusal(context: RequestContext, send: Send, code: int, error: MartletError) -> bytes:
     state = context.state
-    context.complain(head.code, error)
-    answer = refusal(state, Command(head.code, opaque=head.opaque), error, state.templates.send_ext)
-    return b"" if head.flag else answer
+    *_, opaque, flag, _ = send
+    context.complain(code, error)
+    return b"" if flag else refusal(state, Command(code, opaque=opaque), error, state.templates.send_ext)
 
 
 # any send

@@ -2,19 +2,22 @@
 
 from typing import Final, final
 
+from martlet.runtime.native import native
+from martlet_remoting.handlers.usual_items import usual_items
 from martlet_remoting.wire.codec import (
     ack_response_template,
     pop_response_template,
     pull_response_template,
     send_response_template,
 )
+from martlet_remoting.wire.sends import sent_answers
 
 __all__ = ["Templates"]
 
 
 @final
 class Templates:
-    """The fixed parts of frequent answers and of stored properties, and this broker's address in records."""
+    """The fixed parts of frequent answers and of stored properties, and the functions that fill them in for runs."""
 
     def __init__(self, store_host: bytes, cluster: str, region: str, *, trace: bool) -> None:
         tracing = str(trace).lower()
@@ -22,6 +25,8 @@ class Templates:
         self.popped: Final = pop_response_template()
         self.acknowledged: Final = ack_response_template()
         self.sent: Final = send_response_template(region, trace)
+        self.usual_items: Final = native(usual_items)
+        self.sent_answers: Final = native(sent_answers)
         # Header fields of every answer to a send, including refusals.
         self.send_ext: Final = {"TRACE_ON": tracing, "MSG_REGION": region}
         self.stamp: Final = f"CLUSTER\x01{cluster}\x02MSG_REGION\x01{region}\x02TRACE_ON\x01{tracing}\x02".encode()

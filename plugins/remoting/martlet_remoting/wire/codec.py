@@ -18,6 +18,7 @@ import orjson
 from msgspec import ValidationError
 
 from martlet.errors import LocalProtocolError, RemoteProtocolError
+from martlet.runtime.native import native
 from martlet_remoting.wire.codes import (
     ANSWER_LANGUAGE,
     FLAG_RESPONSE,
@@ -38,7 +39,8 @@ from martlet_remoting.wire.headers import (
     send_head_of,
 )
 from martlet_remoting.wire.packets import NO_EXT, Command, ext_text
-from martlet_remoting.wire.runs import Ack, AckRun, End, RunSigner, RunSigners, Send, SendRun
+from martlet_remoting.wire.runs import Ack, AckRun, End, RunSigner, RunSigners, SendRun
+from martlet_remoting.wire.sends import SEND_BEGINNING, Send, scan_sends, usual_send
 from martlet_remoting.wire.signatures import SIGNED_ACK, SIGNED_BY_CODE, SIGNED_END, SIGNED_SEND
 
 __all__ = [
@@ -80,9 +82,8 @@ HEADER_LENGTH: Final = 0xFFFFFF  # mask of the length in the second length field
 GIVE_BACK_BYTES: Final = 262_144
 # An incomplete frame is kept in pieces of at least this size.
 PIECE_BYTES: Final = 65_536
-# The beginnings of SEND_MESSAGE_V2 and END_TRANSACTION headers in the JSON of all known clients, and in binary; other
-# forms are handled one by one.
-SEND_BEGINNING: Final = b'{"code":310,'
+# The beginnings of END_TRANSACTION headers in the JSON of all known clients, and of both in binary; other forms are
+# handled one by one.
 END_BEGINNING: Final = b'{"code":37,'
 BINARY_SEND: Final = RequestCode.SEND_MESSAGE_V2.to_bytes(2, "big")
 BINARY_END: Final = RequestCode.END_TRANSACTION.to_bytes(2, "big")
@@ -128,6 +129,7 @@ class FrameBuffer:
         "_pieces",
         "_position",
         "_run_frame_bytes_max",
+        "_scan_sends",
         "_waiting",
         "frame_bytes_max",
         "header_bytes_max",
@@ -140,6 +142,7 @@ class FrameBuffer:
         self._key = key
         self.header_bytes_max = header_bytes_max
         self._run_frame_bytes_max = min(frame_bytes_max, SEND_BYTES_MAX)
+        self._scan_sends = native(scan_sends)
         self._data = b""
         self._position = 0
         # The incomplete frame in pieces, its current size, and the size at which to examine it again.
@@ -225,44 +228,61 @@ class FrameBuffer:
         ends: list[End] = []
         signer: RunSigner | None = None
         takes_unsigned = signers is None or signers.begin_run()
-        available, header_bytes_max = len(data), self.header_bytes_max
-        frame_bytes_max = self._run_frame_bytes_max
-        while available - start > PREFIX_BYTES and len(sends) + len(ends) < SENDS_MAX:
-            length, marked = _LENGTHS.unpack_from(data, start)
-            header_bytes = marked & HEADER_LENGTH
-            header_start, end = start + PREFIX_BYTES, start + 4 + length
-            body_start = header_start + header_bytes
-            if end > available or length > frame_bytes_max or body_start > end or header_bytes > header_bytes_max:
+        frame_bytes_max, header_bytes_max = self._run_frame_bytes_max, self.header_bytes_max
+        scans = takes_unsigned
+        while len(sends) + len(ends) < SENDS_MAX:
+            if scans:
+                room = SENDS_MAX - len(sends) - len(ends)
+                found, start = self._scan_sends(data, start, room, frame_bytes_max, header_bytes_max)
+                sends += found
+                if len(found) == room:
+                    break
+            request = self._decode_for_run(start)
+            if request is None:
                 break
-            header, body = data[header_start:body_start], data[body_start:end]
-            head: SendHead | EndHead | None
-            binary: BinaryFields | None = None
-            if marked != header_bytes:
-                head, binary = _binary_head(header, marked >> 24)
-            elif header.startswith(SEND_BEGINNING):
-                head = send_head(header)
-            else:
-                head = end_head(header) if header.startswith(END_BEGINNING) else None
-            if head is None or (not body and isinstance(head, SendHead)):
+            head, header, body, end, binary = request
+            send = usual_send(head, body, end) if isinstance(head, SendHead) else None
+            if send is None and isinstance(head, SendHead):
                 break
             if signers is not None:
-                if not head.fields.access_key:
-                    found = None
-                elif binary is None:
-                    found = signers.signer_of(SIGNED_SEND if isinstance(head, SendHead) else SIGNED_END, header, body)
-                else:
-                    found = signers.signer_of_fields(*binary, body)
-                if found is None and (head.fields.access_key or not takes_unsigned):
+                found_signer = _find_signer(signers, head, header, body, binary)
+                if found_signer is None and (head.fields.access_key or not takes_unsigned):
                     break
-                if found is not signer and start > self._position:
+                if found_signer is not signer and start > self._position:
                     break
-                signer = found
-            if isinstance(head, SendHead):
-                sends.append((head, body, end))
-            else:
+                signer = found_signer
+            if send is not None:
+                sends.append(send)
+            elif isinstance(head, EndHead):
                 ends.append((head, end))
+            scans = takes_unsigned and send is None and signer is None
             start = end
         return SendRun(sends, ends, start, signer) if start > self._position else None
+
+    def _decode_for_run(self, start: int) -> tuple[SendHead | EndHead, bytes, bytes, int, BinaryFields | None] | None:
+        """Return head, header, body, end and binary fields of the request at *start*; None if it cannot be in a run."""
+        data = self._data
+        if len(data) - start <= PREFIX_BYTES:
+            return None
+        length, marked = _LENGTHS.unpack_from(data, start)
+        header_bytes = marked & HEADER_LENGTH
+        header_start, end = start + PREFIX_BYTES, start + 4 + length
+        body_start = header_start + header_bytes
+        if (
+            end > len(data)
+            or length > self._run_frame_bytes_max
+            or body_start > end
+            or header_bytes > self.header_bytes_max
+        ):
+            return None
+        header, head, binary = data[header_start:body_start], None, None
+        if marked != header_bytes:
+            head, binary = _binary_head(header, marked >> 24)
+        elif header.startswith(SEND_BEGINNING):
+            head = send_head(header)
+        elif header.startswith(END_BEGINNING):
+            head = end_head(header)
+        return (head, header, data[body_start:end], end, binary) if head is not None else None
 
     def _next_acks(self, signers: RunSigners | None) -> AckRun | None:
         acks: list[Ack] = []
@@ -443,6 +463,17 @@ def _decode_json(header: bytes, body: bytes) -> Command:
     if envelope.code not in READ_AS_RECORDS or envelope.flag & FLAG_RESPONSE:
         command.read_ext()
     return command
+
+
+def _find_signer(
+    signers: RunSigners, head: SendHead | EndHead, header: bytes, body: bytes, binary: BinaryFields | None
+) -> RunSigner | None:
+    """Return who signed a request; None if nobody did, or if the handler must find out."""
+    if not head.fields.access_key:
+        return None
+    if binary is not None:
+        return signers.signer_of_fields(*binary, body)
+    return signers.signer_of(SIGNED_SEND if isinstance(head, SendHead) else SIGNED_END, header, body)
 
 
 def _binary_head(header: bytes, encoding: int) -> tuple[SendHead | EndHead | None, BinaryFields | None]:

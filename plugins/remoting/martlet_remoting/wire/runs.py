@@ -7,17 +7,16 @@ whose signature is not known to be right ends the run before it, and the handler
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 
-from martlet_remoting.wire.headers import AckHead, EndHead, SendHead
+from martlet_remoting.wire.headers import AckHead, EndHead
+from martlet_remoting.wire.sends import Send
 from martlet_remoting.wire.signatures import SignedFields
 
 if TYPE_CHECKING:
     from martlet.contracts import Identity  # Spark tasks need not import it
 
-__all__ = ["Ack", "AckRun", "End", "RunSigner", "RunSigners", "Send", "SendRun"]
+__all__ = ["Ack", "AckRun", "End", "RunSigner", "RunSigners", "SendRun"]
 
-# A send of a run: its header, its body, and the end of its frame in the receive buffer. An end of a transaction, an
-# acknowledgement.
-Send: TypeAlias = tuple[SendHead, bytes, int]
+# An end of a transaction, an acknowledgement, and the end of its frame in the received bytes.
 End: TypeAlias = tuple[EndHead, int]
 Ack: TypeAlias = tuple[AckHead, int]
 
@@ -72,7 +71,7 @@ class SendRun:
         """Return the ends of transactions before the first send that the handler has not taken."""
         if self.taken == len(self.sends):
             return self.ends
-        limit = self.sends[self.taken][2]
+        limit = self.sends[self.taken][-1]
         return [end for end in self.ends if end[1] < limit]
 
     def taken_to(self) -> int:
@@ -80,7 +79,7 @@ class SendRun:
         if self.taken == len(self.sends):
             return self.end
         ends = self.taken_ends()
-        last = self.sends[self.taken - 1][2] if self.taken else 0
+        last = self.sends[self.taken - 1][-1] if self.taken else 0
         return max(last, ends[-1][1]) if ends else last
 
     def rest(self) -> "SendRun":

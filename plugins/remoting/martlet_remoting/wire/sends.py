@@ -1,0 +1,95 @@
+"""Usual sends: their requests in the received bytes, and the answers to them.
+
+The native kernel has `scan_sends` and `sent_answers` as well; see `martlet.runtime.native`.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final, TypeAlias
+
+from martlet_remoting.wire.headers import SendHead, send_head
+
+__all__ = ["SEND_BEGINNING", "Send", "scan_sends", "sent_answers", "usual_send"]
+
+# The beginning of the header of SEND_MESSAGE_V2 in the JSON of all known clients; other forms are handled one by one.
+SEND_BEGINNING: Final = b'{"code":310,'
+PREFIX_BYTES: Final = 8
+_LENGTHS: Final = Struct(">iI")
+
+# A usual send: topic, queue id, body, encoded properties, flag, sysFlag, born ms, unique key, opaque, flag of the
+# command, and the end of its frame in the received bytes. A tuple, because there is one for each message.
+Send: TypeAlias = tuple[str, int, bytes, bytes, int, int, int, bytes, int, int, int]
+
+
+def usual_send(head: SendHead, body: bytes, end: int) -> Send | None:
+    """Return the send with *head* and *body*, whose frame ends at *end*; None if it is not usual.
+
+    A usual send has a body and a unique key of letters and digits, and is no batch and no retry.
+    """
+    fields = head.fields
+    if not body or fields.batch or fields.reconsume_times or fields.flag >> 31 or fields.born_ms < 0:
+        return None
+    properties = fields.properties.encode()
+    at = properties.find(b"UNIQ_KEY\x01")
+    if at < 0 or (at and properties[at - 1] != 2):
+        return None
+    unique_end = properties.find(2, at)
+    unique = properties[at + 9 : unique_end] if unique_end >= 0 else properties[at + 9 :]
+    if not unique.isalnum():
+        return None
+    return (
+        fields.topic,
+        fields.queue_id,
+        body,
+        properties,
+        fields.flag,
+        fields.sys_flag,
+        fields.born_ms,
+        unique,
+        head.opaque,
+        head.flag,
+        end,
+    )
+
+
+def scan_sends(
+    data: bytes, start: int, count_max: int, frame_bytes_max: int, header_bytes_max: int
+) -> tuple[list[Send], int]:
+    """Return the usual sends at *start* of *data*, at most *count_max*, and the end of the last one.
+
+    The scan ends before a request that is of another kind, incomplete, not usual, signed, or has a binary header. The
+    kernel also ends it before a header that has other fields than RocketMQ's clients send, or blanks.
+    """
+    sends: list[Send] = []
+    available = len(data)
+    while available - start > PREFIX_BYTES and len(sends) < count_max:
+        length, header_bytes = _LENGTHS.unpack_from(data, start)
+        header_start, end = start + PREFIX_BYTES, start + 4 + length
+        body_start = header_start + header_bytes
+        if end > available or length > frame_bytes_max or body_start > end or header_bytes > header_bytes_max:
+            break
+        header = data[header_start:body_start]
+        head = send_head(header) if header.startswith(SEND_BEGINNING) else None
+        if head is None or head.fields.access_key:
+            break
+        send = usual_send(head, data[body_start:end], end)
+        if send is None:
+            break
+        sends.append(send)
+        start = end
+    return sends, start
+
+
+def sent_answers(
+    template: bytes, sends: Sequence[Send], positions: Sequence[int], offsets: Sequence[int]
+) -> list[bytes]:
+    """Return the answers to *sends*, which were stored at *positions* and *offsets*; empty ones if nobody waits.
+
+    *template* has places for the queue id, the unique key, the position, the offset, and the opaque.
+    """
+    answers: list[bytes] = []
+    for send, position, offset in zip(sends, positions, offsets, strict=False):
+        _, queue_id, _, _, _, _, _, unique, opaque, flag, _ = send
+        header = b"" if flag else template % (queue_id, unique, position, offset, opaque)
+        answers.append(_LENGTHS.pack(4 + len(header), len(header)) + header if header else b"")
+    return answers
