@@ -78,7 +78,7 @@ class SavedState:
         for file in FILES:
             if file not in loaded.rejected:
                 self._on_disk[file] = _digest(read_file(self._disk, self._path(file)) or b"")
-        # The secrets that were rendered last, with their version and their users: the other file has to agree with them.
+        # The secrets that were rendered last, with their version and their users: the other file has to agree.
         self._rendered: Mapping[str, UserSecrets] = {}
         self._users: Mapping[str, UserRecord] = {}
         self._version = 0
