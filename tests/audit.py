@@ -12,14 +12,16 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
+OURS = "martlet-"  # distributions of this project
+
 
 def requirements() -> list[str]:
-    """Return what an installation with all extras requires, and what a build does."""
+    """Return what an installation with all extras requires of others, and what a build does."""
     content = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = content["project"]
     return [
         *project["dependencies"],
-        *(each for extra in project["optional-dependencies"].values() for each in extra),
+        *(each for extra in project["optional-dependencies"].values() for each in extra if not each.startswith(OURS)),
         *content["build-system"]["requires"],
     ]
 

@@ -12,6 +12,7 @@ STUBS = """
 need_system() { echo "need_system $*"; }
 need_brokers() { echo "need_brokers"; }
 need_venv() { echo "need_venv $*"; }
+need_native() { echo "need_native $*"; }
 """
 PYTHON = """#!/bin/bash
 echo "python $*"
@@ -62,6 +63,7 @@ def test_tests_of_commands_and_pages_need_the_tools_but_no_clients(tmp_path: Pat
     assert run(tmp_path, *words) == [
         "need_system openssl:openssl systemd-analyze:systemd",
         "need_venv .venv",
+        "need_native .venv",
         f"python -m tests.once_more {' '.join(words)}",
     ]
 
@@ -72,7 +74,7 @@ def test_tests_of_commands_and_pages_need_the_tools_but_no_clients(tmp_path: Pat
 def test_all_others_need_the_real_clients_and_brokers(tmp_path: Path, words: tuple[str, ...]) -> None:
     lines = run(tmp_path, *words)
     assert any(line.startswith("need_system java:") for line in lines)
-    assert {"need_brokers", "need_venv .venv", "python -m tests.interop.fetch"} <= set(lines)
+    assert {"need_brokers", "need_venv .venv", "need_native .venv", "python -m tests.interop.fetch"} <= set(lines)
     assert "4 GB" in " ".join(lines[:3])
 
 

@@ -283,7 +283,7 @@ class Gate:
             return grant
         check_not_closed(topic)
         grant = PublishGrant(*self._tables, topic)
-        if before_publish and self.allows("publish", topic):
+        if before_publish and self._decisions.observes("publish", topic):
             return grant
         if self._decisions.has_names(topic):
             if grant.get() is None:

@@ -185,6 +185,11 @@ class Decisions:
         """Return whether the identity may do *action* on *name*, without notifying listeners."""
         return self._verdict(action, name).allowed
 
+    def observes(self, action: Action, name: str) -> bool:
+        """Return whether *action* on *name* is allowed only because the rules are observed."""
+        verdict = self._verdict(action, name)
+        return verdict.allowed and verdict.observed
+
     def check(self, action: Action, name: str) -> bool:
         """Raise `Refused` (NO_PERMISSION) unless the identity may do *action* on *name*.
 
