@@ -105,6 +105,14 @@ impl<'a> Json<'a> {
         Some(Text { raw, is_escaped })
     }
 
+    /// Read a string without moving behind it.
+    pub fn peek_text(&mut self) -> Option<Text<'a>> {
+        let before = self.at;
+        let text = self.text();
+        self.at = before;
+        text
+    }
+
     /// Read a number of up to 18 digits, in quotes or not.
     pub fn number(&mut self) -> Option<i64> {
         let is_quoted = self.peek()? == b'"';

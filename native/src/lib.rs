@@ -19,6 +19,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(append::put_usual, module)?)?;
     module.add_function(wrap_pyfunction!(sends::scan_sends, module)?)?;
+    module.add_function(wrap_pyfunction!(sends::scan_signed_sends, module)?)?;
     module.add_function(wrap_pyfunction!(mqtt::scan_publishes, module)?)?;
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
     module.add_function(wrap_pyfunction!(items::usual_items, module)?)?;

@@ -1,10 +1,12 @@
 //! Scans consecutive SEND_MESSAGE_V2 requests in the received bytes of one connection.
 //!
-//! The twin is `martlet_remoting.wire.sends.scan_sends`.
+//! The twins are in `martlet_remoting.wire.sends`.
 
 use memchr::memmem;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use sha1::{Digest, Sha1};
 
 use crate::guard::guarded;
 use crate::json::{Json, Text};
@@ -25,7 +27,19 @@ struct Head<'a> {
     opaque: i32,
     frame_flag: i32,
     seen: u32,
+    signed: Option<SignedFields<'a>>,
 }
+
+/// The fields of a signed send as texts: what the signature covers, in the order of the names, but the properties.
+#[derive(Default)]
+struct SignedFields<'a> {
+    access_key: &'a [u8],
+    signature: &'a [u8],
+    values: [&'a [u8]; LETTERS],
+}
+
+const LETTERS: usize = 14; // the fields are named a to n
+const PROPERTIES: usize = 8;
 
 const PRODUCER_GROUP: u32 = 1;
 const TOPIC: u32 = 2;
@@ -35,9 +49,9 @@ const FIELDS: u32 = 1 << 31;
 
 impl<'a> Head<'a> {
     /// Read a header; None if it is not usual.
-    fn read(header: &'a [u8]) -> Option<Self> {
+    fn read(header: &'a [u8], is_signed: bool) -> Option<Self> {
         let mut json = Json::new(header)?;
-        let mut head = Self::default();
+        let mut head = Self { signed: is_signed.then(SignedFields::default), ..Self::default() };
         json.expect(SEND_BEGINNING)?;
         let mut is_first = true;
         let mut seen_names = 0u32;
@@ -94,11 +108,23 @@ impl<'a> Head<'a> {
             let name = json.next_field(is_first)?;
             is_first = false;
             let [letter @ b'a'..=b'n'] = *name else {
-                if name.is_empty() {
-                    return Some(());
+                match (name, self.signed.as_mut()) {
+                    (b"", _) => return Some(()),
+                    (b"AccessKey", Some(signed)) if signed.access_key.is_empty() => {
+                        signed.access_key = json.text()?.plain()?;
+                    }
+                    (b"Signature", Some(signed)) if signed.signature.is_empty() => {
+                        signed.signature = json.text()?.plain()?;
+                    }
+                    _ => return None, // such as a token, or a field that a new client sends
                 }
-                return None; // such as AccessKey, or a field that a new client sends
+                continue;
             };
+            if let Some(signed) = self.signed.as_mut() {
+                let text = json.peek_text()?;
+                let place = usize::from(letter - b'a');
+                signed.values[place] = if place == PROPERTIES { b"" } else { text.plain()? };
+            }
             let bit = match letter {
                 b'a' => PRODUCER_GROUP,
                 b'b' => TOPIC,
@@ -151,71 +177,175 @@ fn unique_key(properties: &[u8]) -> Option<&[u8]> {
     (!key.is_empty() && key.iter().all(u8::is_ascii_alphanumeric)).then_some(key)
 }
 
+/// Sends in the received bytes, and where the search for them goes on.
+struct Scan<'py> {
+    data: &'py [u8],
+    at: usize,
+    frame_bytes_max: usize,
+    header_bytes_max: usize,
+    topic: Option<(&'py [u8], Bound<'py, PyString>)>,
+    properties: Vec<u8>,
+}
+
+impl<'py> Scan<'py> {
+    /// Return the header, the body and the end of the next frame; None if it is incomplete, large or of another kind.
+    fn frame(&self) -> Option<(&'py [u8], &'py [u8], usize)> {
+        let prefix = self.data.get(self.at..self.at + PREFIX_BYTES)?;
+        let length = u32::from_be_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]) as usize;
+        let header_bytes = u32::from_be_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
+        if length > self.frame_bytes_max || header_bytes > self.header_bytes_max || header_bytes + 4 >= length {
+            return None;
+        }
+        let (header_at, end) = (self.at + PREFIX_BYTES, self.at + 4 + length);
+        let body_at = header_at + header_bytes;
+        Some((self.data.get(header_at..body_at)?, self.data.get(body_at..end)?, end))
+    }
+
+    /// Return the next send, and move behind it; None if it is not usual, or not signed by *key* if that is given.
+    fn next(&mut self, py: Python<'py>, key: Option<&Key>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let Some((header, body, end)) = self.frame() else { return Ok(None) };
+        let Some(head) = Head::read(header, key.is_some()) else { return Ok(None) };
+        if head.flag < 0 || head.born_ms < 0 {
+            return Ok(None);
+        }
+        self.properties.clear();
+        if head.properties.and_then(|text| text.unescape(&mut self.properties)).is_none() {
+            return Ok(None);
+        }
+        if let (Some(key), Some(signed)) = (key, &head.signed) {
+            if !key.has_signed(signed, &self.properties, body) {
+                return Ok(None);
+            }
+        }
+        let Some(unique) = unique_key(&self.properties) else { return Ok(None) };
+        let Some(name) = topic_name(py, &mut self.topic, head.topic) else { return Ok(None) };
+        let send = PyTuple::new(
+            py,
+            [
+                name.into_any(),
+                head.queue_id.into_pyobject(py)?.into_any(),
+                PyBytes::new(py, body).into_any(),
+                PyBytes::new(py, &self.properties).into_any(),
+                head.flag.into_pyobject(py)?.into_any(),
+                head.sys_flag.into_pyobject(py)?.into_any(),
+                head.born_ms.into_pyobject(py)?.into_any(),
+                PyBytes::new(py, unique).into_any(),
+                head.opaque.into_pyobject(py)?.into_any(),
+                head.frame_flag.into_pyobject(py)?.into_any(),
+                end.into_pyobject(py)?.into_any(),
+            ],
+        )?;
+        self.at = end;
+        Ok(Some(send))
+    }
+}
+
+/// The name of a topic, which is often that of the send before.
+fn topic_name<'py>(
+    py: Python<'py>,
+    known: &mut Option<(&'py [u8], Bound<'py, PyString>)>,
+    topic: &'py [u8],
+) -> Option<Bound<'py, PyString>> {
+    if let Some((bytes, name)) = known {
+        if *bytes == topic {
+            return Some(name.clone());
+        }
+    }
+    let name = PyString::new(py, std::str::from_utf8(topic).ok()?);
+    *known = Some((topic, name.clone()));
+    Some(name)
+}
+
+/// An access key with its secret, for HMAC-SHA1 (RFC 2104).
+struct Key<'a> {
+    name: &'a [u8],
+    inner: Sha1,
+    outer: Sha1,
+}
+
+impl<'a> Key<'a> {
+    /// Return the key for *secret*, padded to a block of SHA-1.
+    fn new(name: &'a [u8], secret: &[u8]) -> Self {
+        let hash = |pad: u8| Sha1::new_with_prefix(secret.iter().map(|byte| byte ^ pad).collect::<Vec<u8>>());
+        Self { name, inner: hash(0x36), outer: hash(0x5C) }
+    }
+
+    /// Whether the signature is that of the fields, the properties among them, and the body.
+    fn has_signed(&self, signed: &SignedFields, properties: &[u8], body: &[u8]) -> bool {
+        if signed.access_key != self.name {
+            return false;
+        }
+        let mut inner = self.inner.clone();
+        inner.update(signed.access_key);
+        for (place, value) in signed.values.iter().enumerate() {
+            inner.update(if place == PROPERTIES { properties } else { value });
+        }
+        inner.update(body);
+        let mut outer = self.outer.clone();
+        outer.update(inner.finalize());
+        is_equal(&base64(&outer.finalize()), signed.signature)
+    }
+}
+
+/// The base64 text of a digest of SHA-1.
+fn base64(digest: &[u8]) -> Vec<u8> {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = Vec::with_capacity(28);
+    for part in digest.chunks(3) {
+        let bits = part.iter().fold(0u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - part.len()));
+        for place in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * place) & 63) as usize];
+            text.push(if place <= part.len() { letter } else { b'=' });
+        }
+    }
+    text
+}
+
+/// Whether two texts are equal; takes the same time for all texts of one length.
+fn is_equal(left: &[u8], right: &[u8]) -> bool {
+    left.len() == right.len() && left.iter().zip(right).fold(0, |other, (left, right)| other | (left ^ right)) == 0
+}
+
+fn scan<'py>(
+    data: &'py Bound<'py, PyBytes>,
+    limits: (usize, usize, usize, usize),
+    key: Option<&Key>,
+) -> PyResult<(Bound<'py, PyList>, usize)> {
+    let (start, count_max, frame_bytes_max, header_bytes_max) = limits;
+    let (py, sends) = (data.py(), PyList::empty(data.py()));
+    let data = data.as_bytes();
+    let mut scan = Scan { data, at: start, frame_bytes_max, header_bytes_max, topic: None, properties: Vec::new() };
+    while sends.len() < count_max {
+        let Some(send) = scan.next(py, key)? else { break };
+        sends.append(send)?;
+    }
+    Ok((sends, scan.at))
+}
+
 #[pyfunction]
 pub fn scan_sends<'py>(
-    py: Python<'py>,
-    data: &Bound<'py, PyBytes>,
+    data: &'py Bound<'py, PyBytes>,
     start: usize,
     count_max: usize,
     frame_bytes_max: usize,
     header_bytes_max: usize,
 ) -> PyResult<(Bound<'py, PyList>, usize)> {
-    guarded("scan_sends", || {
-        let bytes = data.as_bytes();
-        let sends = PyList::empty(py);
-        let (mut at, mut properties) = (start, Vec::new());
-        let mut topic: Option<(&[u8], Bound<'py, PyString>)> = None;
-        while sends.len() < count_max {
-            let Some(prefix) = bytes.get(at..at + PREFIX_BYTES) else { break };
-            let length = u32::from_be_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]) as usize;
-            let header_bytes = u32::from_be_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
-            if length > frame_bytes_max || header_bytes > header_bytes_max || header_bytes + 4 >= length {
-                break;
-            }
-            let (header_at, end) = (at + PREFIX_BYTES, at + 4 + length);
-            let (Some(header), Some(body)) =
-                (bytes.get(header_at..header_at + header_bytes), bytes.get(header_at + header_bytes..end))
-            else {
-                break;
-            };
-            let Some(head) = Head::read(header) else { break };
-            if head.flag < 0 || head.born_ms < 0 {
-                break;
-            }
-            properties.clear();
-            let Some(text) = head.properties else { break };
-            if text.unescape(&mut properties).is_none() {
-                break;
-            }
-            let Some(unique) = unique_key(&properties) else { break };
-            let name = match &topic {
-                Some((bytes, name)) if *bytes == head.topic => name.clone(),
-                _ => {
-                    let Ok(name) = std::str::from_utf8(head.topic) else { break };
-                    let name = PyString::new(py, name);
-                    topic = Some((head.topic, name.clone()));
-                    name
-                }
-            };
-            let send = PyTuple::new(
-                py,
-                [
-                    name.into_any(),
-                    head.queue_id.into_pyobject(py)?.into_any(),
-                    PyBytes::new(py, body).into_any(),
-                    PyBytes::new(py, &properties).into_any(),
-                    head.flag.into_pyobject(py)?.into_any(),
-                    head.sys_flag.into_pyobject(py)?.into_any(),
-                    head.born_ms.into_pyobject(py)?.into_any(),
-                    PyBytes::new(py, unique).into_any(),
-                    head.opaque.into_pyobject(py)?.into_any(),
-                    head.frame_flag.into_pyobject(py)?.into_any(),
-                    end.into_pyobject(py)?.into_any(),
-                ],
-            )?;
-            sends.append(send)?;
-            at = end;
-        }
-        Ok((sends, at))
+    guarded("scan_sends", || scan(data, (start, count_max, frame_bytes_max, header_bytes_max), None))
+}
+
+#[pyfunction]
+pub fn scan_signed_sends<'py>(
+    data: &'py Bound<'py, PyBytes>,
+    start: usize,
+    count_max: usize,
+    frame_bytes_max: usize,
+    header_bytes_max: usize,
+    access_key: &str,
+    signer: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyList>, usize)> {
+    guarded("scan_signed_sends", || {
+        let secret = signer.getattr(intern!(signer.py(), "padded_key"))?.cast_into::<PyBytes>()?;
+        let key = Key::new(access_key.as_bytes(), secret.as_bytes());
+        scan(data, (start, count_max, frame_bytes_max, header_bytes_max), Some(&key))
     })
 }

@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.native.kernel import kernel_of
 
+from martlet.access import Signer
+from martlet.contracts import Identity, SigningSecret
 from martlet.records.codec import tags_code
 from martlet.store.format.tags import TagCodes
 from martlet.store.queues.queues import Queue
 from martlet_remoting.handlers.templates import Templates
 from martlet_remoting.handlers.usual_items import usual_items
-from martlet_remoting.wire.sends import Send, scan_sends, sent_answers
+from martlet_remoting.wire.sends import Send, scan_sends, scan_signed_sends, sent_answers
+from martlet_remoting.wire.signatures import SigningKey
 
 FIELDS = {"a": "g", "b": "T", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "1732000000000", "h": "0"}
 FIELDS |= {"i": "UNIQ_KEY\x017F00\x02TAGS\x01a\x02", "j": "0", "k": "false", "l": "16", "m": "false", "n": "broker"}
@@ -201,3 +204,37 @@ def test_tag_codes_are_javas() -> None:
         send = ("T", 1, b"x", b"TAGS\x01" + tag.encode(), 0, 0, 0, b"A", 0, 0, 0)
         kernel_of(usual_items)([send], run, 400, 0, (), topic, b"\0" * 8, b"", 20, TagCodes().of)
         assert run[0][3] == tags_code(tag)
+
+
+SIGNED_FIELDS = st.builds(
+    lambda topic, number, tag: {**FIELDS, "b": topic, "e": str(number), "i": f"UNIQ_KEY\x01A\x02TAGS\x01{tag}\x02"},
+    st.sampled_from(["T", "a topic"]),
+    st.integers(0, 9),
+    st.text(st.sampled_from("ab\n"), max_size=4),
+)
+SECRETS = ["a secret", "another", "x" * 90]
+
+
+@given(
+    st.lists(st.tuples(SIGNED_FIELDS, st.sampled_from([b"body", b"x" * 300]), st.integers(0, 5)), max_size=5),
+    st.sampled_from(SECRETS),
+)
+def test_the_kernel_verifies_the_signatures_that_python_verifies(
+    sends: list[tuple[dict[str, object], bytes, int]], secret: str
+) -> None:
+    key, frames = SigningKey("ann", secret), list[bytes]()
+    for fields, body, fault in sends:
+        ext = (SigningKey("bob", secret) if fault == 1 else key).sign(310, fields, body)
+        if fault == 2:
+            ext["Signature"] = str(ext["Signature"])[::-1]
+        if fault == 3:
+            ext["SecurityToken"] = ""
+        header = json.dumps({"code": 310, "extFields": ext, "opaque": 7}, separators=(",", ":")).encode()
+        frames.append(frame_of(header, body if fault != 4 else body + b"!"))
+    signer = Signer(SigningSecret(Identity("ann"), secret.encode()))
+    data = b"".join(frames)
+    python = scan_signed_sends(data, 0, 64, 1 << 16, 1 << 16, "ann", signer)
+    kernel = kernel_of(scan_signed_sends)(data, 0, 64, 1 << 16, 1 << 16, "ann", signer)
+    usual = [fault in (0, 5) for _, _, fault in sends]
+    assert len(kernel[0]) == (usual.index(False) if False in usual else len(usual))
+    assert kernel[0] == python[0][: len(kernel[0])]

@@ -26,14 +26,14 @@ class Signer:
     `hmac.digest` takes 1.8.
     """
 
-    __slots__ = ("_inner", "_outer", "identity")
+    __slots__ = ("_inner", "_outer", "identity", "padded_key")
 
     def __init__(self, secret: SigningSecret) -> None:
         self.identity: Final[Identity] = secret.identity
         key = secret.secret
         if len(key) > BLOCK_BYTES:
             key = hashlib.sha1(key, usedforsecurity=False).digest()
-        key = key.ljust(BLOCK_BYTES, b"\0")
+        key = self.padded_key = key.ljust(BLOCK_BYTES, b"\0")  # for the native kernel
         self._inner = hashlib.sha1(key.translate(INNER_PAD), usedforsecurity=False)
         self._outer = hashlib.sha1(key.translate(OUTER_PAD), usedforsecurity=False)
 

@@ -40,7 +40,7 @@ from martlet_remoting.wire.headers import (
 )
 from martlet_remoting.wire.packets import NO_EXT, Command, ext_text
 from martlet_remoting.wire.runs import Ack, AckRun, End, RunSigner, RunSigners, SendRun
-from martlet_remoting.wire.sends import SEND_BEGINNING, Send, scan_sends, usual_send
+from martlet_remoting.wire.sends import SEND_BEGINNING, Send, scan_sends, scan_signed_sends, usual_send
 from martlet_remoting.wire.signatures import SIGNED_ACK, SIGNED_BY_CODE, SIGNED_END, SIGNED_SEND
 
 __all__ = [
@@ -130,6 +130,7 @@ class FrameBuffer:
         "_position",
         "_run_frame_bytes_max",
         "_scan_sends",
+        "_scan_signed_sends",
         "_waiting",
         "frame_bytes_max",
         "header_bytes_max",
@@ -142,7 +143,7 @@ class FrameBuffer:
         self._key = key
         self.header_bytes_max = header_bytes_max
         self._run_frame_bytes_max = min(frame_bytes_max, SEND_BYTES_MAX)
-        self._scan_sends = native(scan_sends)
+        self._scan_sends, self._scan_signed_sends = native(scan_sends), native(scan_signed_sends)
         self._data = b""
         self._position = 0
         # The incomplete frame in pieces, its current size, and the size at which to examine it again.
@@ -229,7 +230,7 @@ class FrameBuffer:
         signer: RunSigner | None = None
         takes_unsigned = signers is None or signers.begin_run()
         frame_bytes_max, header_bytes_max = self._run_frame_bytes_max, self.header_bytes_max
-        scans = takes_unsigned
+        scans, is_mixed = takes_unsigned, False
         while len(sends) + len(ends) < SENDS_MAX:
             if scans:
                 room = SENDS_MAX - len(sends) - len(ends)
@@ -251,12 +252,18 @@ class FrameBuffer:
                 if found_signer is not signer and start > self._position:
                     break
                 signer = found_signer
-            if send is not None:
-                sends.append(send)
-            elif isinstance(head, EndHead):
+            start, scans = end, takes_unsigned and send is None and signer is None
+            if isinstance(head, EndHead):
                 ends.append((head, end))
-            scans = takes_unsigned and send is None and signer is None
-            start = end
+            elif send is not None:
+                sends.append(send)
+                if signer is not None and not is_mixed:
+                    room = SENDS_MAX - len(sends) - len(ends)
+                    found, start = self._scan_signed_sends(
+                        data, start, room, frame_bytes_max, header_bytes_max, head.fields.access_key, signer
+                    )
+                    sends += found
+                    is_mixed = not found
         return SendRun(sends, ends, start, signer) if start > self._position else None
 
     def _decode_for_run(self, start: int) -> tuple[SendHead | EndHead, bytes, bytes, int, BinaryFields | None] | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 
 from martlet_remoting.wire.headers import AckHead, EndHead
-from martlet_remoting.wire.sends import Send
+from martlet_remoting.wire.sends import KeyOwner, Send
 from martlet_remoting.wire.signatures import SignedFields
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ End: TypeAlias = tuple[EndHead, int]
 Ack: TypeAlias = tuple[AckHead, int]
 
 
-class RunSigner(Protocol):
+class RunSigner(KeyOwner, Protocol):
     """Who signed the requests of a run."""
 
     @property

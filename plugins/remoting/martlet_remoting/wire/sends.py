@@ -1,15 +1,18 @@
 """Usual sends: their requests in the received bytes, and the answers to them.
 
-The native kernel has `scan_sends` and `sent_answers` as well; see `martlet.runtime.native`.
+The native kernel has the scans and `sent_answers` as well; see `martlet.runtime.native`.
 """
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
+
+from msgspec.structs import astuple
 
 from martlet_remoting.wire.headers import SendHead, send_head
+from martlet_remoting.wire.signatures import SIGNED_SEND
 
-__all__ = ["SEND_BEGINNING", "Send", "scan_sends", "sent_answers", "usual_send"]
+__all__ = ["SEND_BEGINNING", "KeyOwner", "Send", "scan_sends", "scan_signed_sends", "sent_answers", "usual_send"]
 
 # The beginning of the header of SEND_MESSAGE_V2 in the JSON of all known clients; other forms are handled one by one.
 SEND_BEGINNING: Final = b'{"code":310,'
@@ -19,6 +22,13 @@ _LENGTHS: Final = Struct(">iI")
 # A usual send: topic, queue id, body, encoded properties, flag, sysFlag, born ms, unique key, opaque, flag of the
 # command, and the end of its frame in the received bytes. A tuple, because there is one for each message.
 Send: TypeAlias = tuple[str, int, bytes, bytes, int, int, int, bytes, int, int, int]
+
+
+class KeyOwner(Protocol):
+    """Who owns an access key: `martlet.access.Signer`."""
+
+    def has_signed(self, content: bytes, signature: str) -> bool:
+        """Return whether *signature* is exactly that of *content*."""
 
 
 def usual_send(head: SendHead, body: bytes, end: int) -> Send | None:
@@ -61,23 +71,65 @@ def scan_sends(
     kernel also ends it before a header that has other fields than RocketMQ's clients send, or blanks.
     """
     sends: list[Send] = []
-    available = len(data)
-    while available - start > PREFIX_BYTES and len(sends) < count_max:
-        length, header_bytes = _LENGTHS.unpack_from(data, start)
-        header_start, end = start + PREFIX_BYTES, start + 4 + length
-        body_start = header_start + header_bytes
-        if end > available or length > frame_bytes_max or body_start > end or header_bytes > header_bytes_max:
+    while len(sends) < count_max:
+        frame = frame_at(data, start, frame_bytes_max, header_bytes_max)
+        if frame is None:
             break
-        header = data[header_start:body_start]
+        header, body, end = frame
         head = send_head(header) if header.startswith(SEND_BEGINNING) else None
         if head is None or head.fields.access_key:
             break
-        send = usual_send(head, data[body_start:end], end)
+        send = usual_send(head, body, end)
         if send is None:
             break
         sends.append(send)
         start = end
     return sends, start
+
+
+def scan_signed_sends(
+    data: bytes,
+    start: int,
+    count_max: int,
+    frame_bytes_max: int,
+    header_bytes_max: int,
+    access_key: str,
+    signer: KeyOwner,
+) -> tuple[list[Send], int]:
+    """As `scan_sends`, for sends with *access_key*, no token, and a signature by *signer*, who owns that key."""
+    sends: list[Send] = []
+    while len(sends) < count_max:
+        frame = frame_at(data, start, frame_bytes_max, header_bytes_max)
+        if frame is None:
+            break
+        header, body, end = frame
+        head = send_head(header) if header.startswith(SEND_BEGINNING) else None
+        send = usual_send(head, body, end) if head is not None else None
+        if send is None or not _is_signed(header, body, access_key, signer):
+            break
+        sends.append(send)
+        start = end
+    return sends, start
+
+
+def _is_signed(header: bytes, body: bytes, access_key: str, signer: KeyOwner) -> bool:
+    """Return whether a usual send has *access_key*, no token, and a signature by *signer*."""
+    try:
+        key, token, *values, signature = astuple(SIGNED_SEND.decode_header(header).extFields)
+    except (ValueError, RecursionError):
+        return False
+    return not token and key == access_key and signer.has_signed("".join((key, *values)).encode() + body, signature)
+
+
+def frame_at(data: bytes, start: int, frame_bytes_max: int, header_bytes_max: int) -> tuple[bytes, bytes, int] | None:
+    """Return header, body and end of the frame with a JSON header at *start*; None if it is incomplete or too long."""
+    if len(data) - start <= PREFIX_BYTES:
+        return None
+    length, header_bytes = _LENGTHS.unpack_from(data, start)
+    body_start, end = start + PREFIX_BYTES + header_bytes, start + 4 + length
+    if end > len(data) or length > frame_bytes_max or body_start > end or header_bytes > header_bytes_max:
+        return None
+    return data[start + PREFIX_BYTES : body_start], data[body_start:end], end
 
 
 def sent_answers(
