@@ -118,6 +118,7 @@ impl Message<'_> {
 
     fn is_usual(&self, terms: &Terms) -> bool {
         self.born_host.len() == 8
+            && terms.host.len() == 8
             && self.sys_flag & PREPARED == 0
             && self.body.len() <= terms.body_bytes_max
             && self.properties.len() + self.added_bytes(terms) <= PROPERTIES_BYTES_MAX
@@ -187,44 +188,37 @@ fn has_record_crc(properties: &[u8], record_crcs: bool) -> bool {
 
 /// Append usual items from index *done* on; return the index of the first that is not usual.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
-pub fn put_usual<'py>(
-    items: &Bound<'py, PyAny>,
-    done: usize,
-    tail: &Bound<'py, PyAny>,
-    queues: &Bound<'py, PyAny>,
-    pending: &Bound<'py, PyList>,
-    result: &Bound<'py, PyAny>,
-    host: &[u8],
-    now: i64,
-    body_bytes_max: usize,
-    is_odd: bool,
-    record_crcs: bool,
-    marks: &Bound<'py, PyAny>,
-) -> PyResult<usize> {
-    if host.len() != 8 {
-        return Ok(done);
-    }
+pub fn put_usual<'py>(items: &Bound<'py, PyAny>, done: usize, terms: &Bound<'py, PyTuple>) -> PyResult<usize> {
     let py = items.py();
+    let (tail, queues, result, marks) =
+        (terms.get_item(0)?, terms.get_item(1)?, terms.get_item(3)?, terms.get_item(9)?);
+    let (pending, host) = (terms.get_item(2)?.cast_into::<PyList>()?, terms.get_item(4)?.cast_into::<PyBytes>()?);
+    let now: i64 = terms.get_item(5)?.extract()?;
     let mut run = Run {
         page: Page {
             data: tail.getattr(intern!(py, "data"))?.cast_into()?,
             base: tail.getattr(intern!(py, "page_base"))?.extract()?,
             room: tail.getattr(intern!(py, "room"))?.extract()?,
         },
-        terms: Terms { host, now, body_bytes_max, is_odd, record_crcs },
+        terms: Terms {
+            host: host.as_bytes(),
+            now,
+            body_bytes_max: terms.get_item(6)?.extract()?,
+            is_odd: terms.get_item(7)?.extract()?,
+            record_crcs: terms.get_item(8)?.extract()?,
+        },
         position: tail.getattr(intern!(py, "position"))?.extract()?,
         queues: Vec::new(),
-        pending,
+        pending: &pending,
         positions: result.getattr(intern!(py, "positions"))?.cast_into()?,
         ends: result.getattr(intern!(py, "ends"))?.cast_into()?,
         offsets: result.getattr(intern!(py, "offsets"))?.cast_into()?,
         now: now.into_pyobject(py)?.into_any(),
     };
-    let marks = if marks.is_truthy()? { Some(marks) } else { None };
+    let marks = if marks.is_truthy()? { Some(&marks) } else { None };
     let outcome = guarded("put_usual", || run.put_all(items, done, marks));
     for queue in &run.queues {
-        queue.close(queues)?;
+        queue.close(&queues)?;
     }
     tail.setattr(intern!(py, "position"), run.position)?;
     outcome

@@ -68,11 +68,14 @@ def test_the_page_locks_a_broker(shell: PageShell, tmp_path: Path) -> None:
 
 
 def test_the_settings_of_the_page_are_settings() -> None:
+    filled: set[str] = set()
     for text in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL):
         tables = tomllib.loads(text)
         for name, settings in (("acl", AclConfig), ("mqtt", MqttConfig)):
             if name in tables:
-                fill(settings, tables[name], name)
+                fill(settings, tables[name], name)  # refuses what is no setting
+                filled.add(name)
+    assert filled == {"acl", "mqtt"}
 
 
 def test_every_command_of_the_page_is_tried() -> None:

@@ -81,7 +81,7 @@ class World:
         """Return everything that *function* has done with *items*."""
         own = [cast("AppendItem", (self.queues[each.queue], *each.rest)) for each in items]
         result = AppendResult(own)
-        done = function(own, 0, self.tail, self, self.pending, result, *rest)
+        done = function(own, 0, (self.tail, self, self.pending, result, *rest))
         states = [(q.next_offset, q.put_bytes, q.last_end, bytes(q.tail), q.dirty) for q in self.queues]
         pending = [(self.queues.index(queue), *more) for queue, *more in self.pending]
         ends = [result.positions, result.ends, result.offsets, self.tail.position]

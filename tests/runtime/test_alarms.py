@@ -20,10 +20,11 @@ ACTIONS = st.one_of(
 @given(st.lists(ACTIONS))
 def test_alarms_ring_as_a_plain_dictionary_of_times_says(actions: list[tuple[str, int, int]]) -> None:
     with patch.object(module, "STALE_MIN", 0), patch.object(module, "MOVED_AT_ONCE", 2):  # so that entries move
-        compare_with_dictionary(actions)
+        alarms, times = compare_with_dictionary(actions)
+        assert sorted(alarms.take(math.inf)) == sorted((at, key) for key, at in times.items())
 
 
-def compare_with_dictionary(actions: list[tuple[str, int, int]]) -> None:
+def compare_with_dictionary(actions: list[tuple[str, int, int]]) -> tuple[Alarms[int], dict[int, float]]:
     alarms, times = Alarms[int](), dict[int, float]()
     for action, key, at in actions:
         if action == "ring":
@@ -41,6 +42,7 @@ def compare_with_dictionary(actions: list[tuple[str, int, int]]) -> None:
             times = {key: when for key, when in times.items() if when > at}
         assert len(alarms) == len(times)
         assert alarms.next_at == min(times.values(), default=math.inf)
+    return alarms, times
 
 
 def test_an_alarm_set_while_others_are_taken_rings_in_its_turn() -> None:

@@ -8,7 +8,7 @@ The native kernel has a function with the same name that does the same; see `mar
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from martlet.message import PROPERTIES_BYTES_MAX
 from martlet.records.codec import (
@@ -27,7 +27,7 @@ from martlet.store.disk.page_cache import LogWriter
 from martlet.store.format.light import MULTI
 from martlet.store.queues.queues import Queues
 
-__all__ = ["put_usual"]
+__all__ = ["Terms", "put_usual"]
 
 ENTRY_PACK: Final = ENTRY.pack
 HEAD_PACK: Final = HEAD.pack_into
@@ -36,52 +36,27 @@ SHORT_PACK: Final = SHORT.pack
 KEPT_FLAGS: Final = ~STORE_BITS
 
 
-def put_usual(
-    items: Sequence[AppendItem],
-    done: int,
-    tail: LogWriter,
-    queues: Queues,
-    pending: list[Appended],
-    result: AppendResult,
-    host: bytes,
-    now: int,
-    body_bytes_max: int,
-    is_odd: bool,
-    record_crcs: bool,
-    marks: Sequence[int],
-) -> int:
-    """Append *items* from index *done* on, up to the first that is not usual; return the index of that one.
+# What is the same for all messages of a call: the end of the log, the queues, the messages that wait for the commit,
+# the result, the broker's address, the store time, the longest body, whether properties may be odd, whether each record
+# gets a record CRC, and the bits of sysFlag for each message of an atomic group.
+Terms: TypeAlias = tuple[LogWriter, Queues, list[Appended], AppendResult, bytes, int, int, bool, bool, Sequence[int]]
 
-    With *record_crcs* each record gets a record CRC. *marks* are bits of sysFlag for each item of an atomic group.
-    """
-    if len(host) != 8:
-        return done
+
+def put_usual(items: Sequence[AppendItem], done: int, terms: Terms) -> int:
+    """Append *items* from index *done* on, up to the first that is not usual; return the index of that one."""
     count = 1 if done else len(items)  # after an item that was not usual, there are probably more
-    terms = tail, queues, pending, result, host, now, body_bytes_max, is_odd, record_crcs, marks
     while done < len(items):
         part = items[done : done + count]
-        wanted, done = done + len(part), _put_part(part, crc32_each(map(body_of, part)), *terms)
+        wanted, done = done + len(part), _put_part(part, crc32_each(map(body_of, part)), terms)
         if done < wanted:
             break
         count *= 4
     return done
 
 
-def _put_part(
-    items: Sequence[AppendItem],
-    crcs: Sequence[int],
-    tail: LogWriter,
-    queues: Queues,
-    pending: list[Appended],
-    result: AppendResult,
-    host: bytes,
-    now: int,
-    body_bytes_max: int,
-    is_odd: bool,
-    record_crcs: bool,
-    marks: Sequence[int],
-) -> int:
+def _put_part(items: Sequence[AppendItem], crcs: Sequence[int], terms: Terms) -> int:
     """Append the usual ones at the beginning of *items*, whose bodies have the CRCs *crcs*; return as `put_usual`."""
+    tail, queues, pending, result, host, now, body_bytes_max, is_odd, record_crcs, marks = terms
     positions, ends, offsets = result.positions, result.ends, result.offsets
     for item, crc in zip(items, crcs, strict=True):
         queue, body, properties, code, flag, sys_flag, born_ms, born_host, reconsume_times, prepared_position = item
@@ -92,6 +67,7 @@ def _put_part(
         end = position + size
         if (
             end > tail.room
+            or len(host) != 8
             or not queue.plain
             or len(born_host) != 8
             or sys_flag & PREPARED

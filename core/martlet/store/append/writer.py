@@ -247,23 +247,13 @@ class Writer:
         """
         tail, committer, admission = self._tail, self._committer, self._admission
         result.store_ms = now = committer.read_clock()
+        host, body_bytes_max, record_crcs = self.store_host, self.config.message_bytes_max, self._record_crcs
         done, count = 0, len(items)
         while done < count:
             if not admission.refusal:
-                done = self._put_usual(
-                    items,
-                    done,
-                    tail,
-                    self._queues,
-                    committer.pending,
-                    result,
-                    self.store_host,
-                    now,
-                    self.config.message_bytes_max,
-                    is_odd,
-                    self._record_crcs,
-                    marks,
-                )
+                pending = committer.pending
+                terms = tail, self._queues, pending, result, host, now, body_bytes_max, is_odd, record_crcs, marks
+                done = self._put_usual(items, done, terms)
             if done < count:
                 self._put_odd(items[done], result, marks[done] if marks else 0)
                 done += 1

@@ -3,7 +3,7 @@
 The native kernel has the scans and `sent_answers` as well; see `martlet.runtime.native`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, Protocol, TypeAlias
 
@@ -70,21 +70,8 @@ def scan_sends(
     The scan ends before a request that is of another kind, incomplete, not usual, signed, or has a binary header. The
     kernel also ends it before a header that has other fields than RocketMQ's clients send, or blanks.
     """
-    sends: list[Send] = []
-    while len(sends) < count_max:
-        frame = frame_at(data, start, frame_bytes_max, header_bytes_max)
-        if frame is None:
-            break
-        header, body, end = frame
-        head = send_head(header) if header.startswith(SEND_BEGINNING) else None
-        if head is None or head.fields.access_key:
-            break
-        send = usual_send(head, body, end)
-        if send is None:
-            break
-        sends.append(send)
-        start = end
-    return sends, start
+    limits = count_max, frame_bytes_max, header_bytes_max
+    return _scan(data, start, limits, lambda head, header, body: not head.fields.access_key)
 
 
 def scan_signed_sends(
@@ -97,6 +84,15 @@ def scan_signed_sends(
     signer: KeyOwner,
 ) -> tuple[list[Send], int]:
     """As `scan_sends`, for sends with *access_key*, no token, and a signature by *signer*, who owns that key."""
+    limits = count_max, frame_bytes_max, header_bytes_max
+    return _scan(data, start, limits, lambda head, header, body: _is_signed(header, body, access_key, signer))
+
+
+def _scan(
+    data: bytes, start: int, limits: tuple[int, int, int], is_wanted: Callable[[SendHead, bytes, bytes], bool]
+) -> tuple[list[Send], int]:
+    """As `scan_sends`, for usual sends for whose head, header and body *is_wanted* returns True."""
+    count_max, frame_bytes_max, header_bytes_max = limits
     sends: list[Send] = []
     while len(sends) < count_max:
         frame = frame_at(data, start, frame_bytes_max, header_bytes_max)
@@ -105,7 +101,7 @@ def scan_signed_sends(
         header, body, end = frame
         head = send_head(header) if header.startswith(SEND_BEGINNING) else None
         send = usual_send(head, body, end) if head is not None else None
-        if send is None or not _is_signed(header, body, access_key, signer):
+        if head is None or send is None or not is_wanted(head, header, body):
             break
         sends.append(send)
         start = end
