@@ -176,14 +176,21 @@ fn record_crc(crc: u32) -> [u8; RECORD_CRC_BYTES] {
     property
 }
 
-/// Whether the properties may contain the CRC of a record, or, with *record_crcs*, one that is not just room at the end.
+/// Whether the properties end with the CRC of a record, possibly with one flipped bit in its name, or, with
+/// *record_crcs*, contain one that is not just room at the end.
 fn has_record_crc(properties: &[u8], record_crcs: bool) -> bool {
     let end = properties.len();
     if record_crcs {
         return memmem::find(properties, RECORD_CRC_NAME)
             .is_some_and(|at| at + RECORD_CRC_BYTES != end || !properties.ends_with(RECORD_CRC_ROOM));
     }
-    end >= RECORD_CRC_BYTES && (properties[end - 12] == 1 || properties[end - RECORD_CRC_BYTES] == RECORD_CRC_NAME[0])
+    let Some(last) = end.checked_sub(RECORD_CRC_BYTES).and_then(|at| properties.get(at..)) else { return false };
+    if last[8] != RECORD_CRC_ROOM[8] && last[0] != RECORD_CRC_ROOM[0] {
+        return false; // a single flipped bit leaves one of these two bytes intact
+    }
+    let expected = RECORD_CRC_ROOM.iter().zip(last).enumerate();
+    let fixed = expected.filter(|(place, _)| !(9..19).contains(place)); // the others are digits
+    fixed.map(|(_, (wanted, found))| (wanted ^ found).count_ones()).sum::<u32>() <= 1
 }
 
 /// Append usual items from index *done* on; return the index of the first that is not usual.

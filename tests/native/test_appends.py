@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.native.kernel import kernel_of
@@ -17,6 +18,13 @@ IPV4, IPV6 = b"\x7f\0\0\x01\0\0\x30\x39", bytes(range(20))
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 BODY_BYTES_MAX = 300
+
+
+def with_flipped_bit(bit: int) -> bytes:
+    """Return the property with a record CRC, with *bit* flipped unless that is after its end."""
+    return ((int.from_bytes(RECORD_CRC_ROOM, "little") ^ (1 << bit)) % (1 << 160)).to_bytes(20, "little")
+
+
 PROPERTIES = st.one_of(
     st.lists(st.sampled_from([b"UNIQ_KEY\x01ABC\x02", b"TAGS\x01a\x02", b"KEYS\x01k j\x02", b"x\x01y"])).map(b"".join),
     st.binary(max_size=60),
@@ -25,6 +33,7 @@ PROPERTIES = st.one_of(
         [RECORD_CRC_ROOM, b"a\x01b\x02" + RECORD_CRC_ROOM, RECORD_CRC_ROOM + b"a\x01b", b"_" * 20, b"\x01" * 25]
     ),
     st.binary(max_size=40).map(with_room_for_record_crc),
+    st.tuples(st.binary(max_size=9), st.integers(0, 160)).map(lambda each: each[0] + with_flipped_bit(each[1])),
 )
 BODIES = st.one_of(
     st.binary(max_size=BODY_BYTES_MAX + 1),
@@ -114,3 +123,11 @@ def test_the_kernel_leaves_numbers_that_no_record_has_to_python() -> None:
         items = [Item(0, usual), Item(0, tuple(odd)), Item(0, usual)]
         done, *_ = world.put(kernel_of(put_usual), items, IPV4, 1, BODY_BYTES_MAX, False, False, [])
         assert done == 1
+
+
+@pytest.mark.parametrize("put", [put_usual, kernel_of(put_usual)])
+def test_properties_that_only_resemble_a_record_crc_are_usual(put: Any) -> None:
+    properties = [b"CONTENT_TYPE\x01text/plain\x02", b"__underlined\x01name\x02", b"_" * 20]
+    items = [Item(0, (b"body", each, 0, 0, 0, 0, IPV4, 0, 0)) for each in properties]
+    done, *_ = World(4900, [0] * 4).put(put, items, IPV4, 1, BODY_BYTES_MAX, False, False, [])
+    assert done == len(items)

@@ -1,8 +1,8 @@
 """The inner loop of appends: usual messages, of one call, into the end of the log and into their queues.
 
 A usual message fits into the page at the end of the log and into the limits, has IPv4 hosts, is in a queue of the usual
-kind, and is no prepared message. Its properties contain no record CRC, and, which is looked for only if *is_odd*, no
-zero byte and no light queues.
+kind, and is no prepared message. Its properties do not end with a record CRC, and contain, which is looked for only if
+*is_odd*, no zero byte and no light queues.
 
 The native kernel has a function with the same name that does the same; see `martlet.runtime.native`.
 """
@@ -15,6 +15,7 @@ from martlet.records.codec import (
     RECORD_CRC_BYTES,
     RECORD_CRC_NAME,
     RECORD_CRC_ROOM,
+    has_record_crc,
     may_have_record_crc,
     with_room_for_record_crc,
     write_record_crc,
@@ -75,7 +76,11 @@ def _put_part(items: Sequence[AppendItem], crcs: Sequence[int], terms: Terms) ->
             or properties_bytes > PROPERTIES_BYTES_MAX
             or (is_odd and (0 in properties or properties.find(MULTI) >= 0))
             or (record_crcs and not _has_room(properties))
-            or (not record_crcs and may_have_record_crc(properties, properties_bytes))
+            or (
+                not record_crcs
+                and may_have_record_crc(properties, properties_bytes)
+                and has_record_crc(properties, properties_bytes)
+            )
         ):
             break
         data, at, offset = tail.data, position - tail.page_base, queue.next_offset
