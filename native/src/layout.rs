@@ -15,3 +15,6 @@ pub const MULTI: &[u8] = b"INNER_MULTI_";
 pub const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
 pub const KEYS: &[u8] = b"KEYS\x01";
 pub const TAGS: &[u8] = b"TAGS\x01";
+/// An entry of a queue: position, size and code; a blank one, of a lost message, has a size of its own.
+pub const ENTRY_BYTES: usize = 20;
+pub const BLANK_SIZE: i32 = i32::MAX;

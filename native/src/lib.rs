@@ -4,6 +4,7 @@
 //! twin then does. Nothing is kept between calls.
 
 mod append;
+mod gather;
 mod guard;
 mod items;
 mod json;
@@ -24,5 +25,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
     module.add_function(wrap_pyfunction!(items::usual_items, module)?)?;
     module.add_function(wrap_pyfunction!(items::sent_answers, module)?)?;
+    module.add_function(wrap_pyfunction!(gather::gather_records, module)?)?;
+    module.add_function(wrap_pyfunction!(gather::select_entries, module)?)?;
     Ok(())
 }

@@ -1,16 +1,11 @@
 """Reads the log by the entries of a queue; returns slices of it, as pull answers need them.
 
-Stored records are sent unchanged, so the result is views of pages, merged where records are adjacent. Tags are matched
+Stored records are sent unchanged: adjacent ones as a view of their page, others copied together. Tags are matched
 on the entries alone (`tag_match.py`).
 """
 
-import sys
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from enum import IntEnum, unique
-from itertools import accumulate, compress
-from operator import add, le, ne
 from typing import Final, final
 
 from martlet.records.codec import check_record, has_record_crc, write_record_crc
@@ -21,6 +16,7 @@ from martlet.records.layout import (
     I32,
     I64,
     IDENTITY,
+    POSITION_SIZE,
     QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
     Buffer,
@@ -30,11 +26,12 @@ from martlet.records.layout import (
     RecordView,
     record_views,
 )
+from martlet.runtime.native import native
 from martlet.store.disk.page_cache import Page, PageCache
 from martlet.store.format.light import names_place
 from martlet.store.queues.queues import BlockDamaged, Queue
+from martlet.store.read.gather import gather_records, select_entries
 from martlet.store.read.needle_match import STEPS_MAX, NeedleSearch
-from martlet.store.read.tag_match import matching_entries
 
 __all__ = ["Care", "LogReader", "ReadResult", "ReadStatus", "merged"]
 
@@ -54,7 +51,6 @@ BLOCK_ENTRIES_MIN: Final = 8
 SIZE_AT: Final = 8
 BLANK_SIZE_BYTE: Final = b"\x7f"
 ZEROS: Final = bytes(ENTRY_BYTES)
-SWAPS: Final = sys.byteorder == "little"  # entries are big-endian
 
 Entries = Callable[[Queue, int, int], bytes | None]
 Load = Callable[[int], Page | None]
@@ -183,17 +179,6 @@ def _lose_blanks(result: ReadResult, offset: int, data: bytes) -> None:
             result.lose(index, index + 1)
 
 
-def _with_codes(data: bytes, codes: frozenset[int] | None, count_max: int) -> tuple[bytes, list[int] | range, int]:
-    """Return the entries of *data* with one of *codes*, their indexes, and the number of entries checked."""
-    if codes is None:
-        count = len(data) // ENTRY_BYTES
-        return data, range(count), count
-    indexes, checked_count = matching_entries(data, codes, count_max)
-    if len(indexes) * ENTRY_BYTES < len(data):
-        data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in indexes])
-    return data, indexes, checked_count
-
-
 def _narrow(
     data: bytes, indexes: list[int] | range, covered_count: int, search: NeedleSearch, count_max: int
 ) -> tuple[bytes, list[int] | range, int]:
@@ -212,36 +197,6 @@ def _narrow(
     if len(likely) < len(indexes):
         data = b"".join([data[i * ENTRY_BYTES : (i + 1) * ENTRY_BYTES] for i in likely])
     return data, [indexes[i] for i in likely], covered_count
-
-
-def _columns(data: bytes) -> tuple[int, list[int], list[int], list[int]] | None:
-    """Return the entries of *data* as columns: an origin; starts and ends of the records, counted from it; sizes.
-
-    Return None if an entry is blank, or if records are not in log order, as in a damaged file, or too far apart.
-    """
-    words = array("I", data)  # five words per entry: position, position, size, code, code
-    if SWAPS:
-        words.byteswap()
-    highs, starts, sizes = words[0::5], words[1::5].tolist(), words[2::5].tolist()
-    if highs.count(highs[0]) < len(highs) or not 0 < min(sizes) <= max(sizes) < BLANK_SIZE:
-        return None
-    ends = list(map(add, starts, sizes))
-    if not all(map(le, ends, starts[1:])):
-        return None
-    return highs[0] << 32, starts, ends, sizes
-
-
-def _runs(view: memoryview, low: int, starts: list[int], ends: list[int]) -> list[memoryview]:
-    """Return the records from *starts* to *ends* as parts of *view*, which begins at *low*; adjacent records are one
-    part.
-    """
-    next_starts = starts[1:]
-    if ends[:-1] == next_starts:
-        return [view[starts[0] - low : ends[-1] - low]]
-    apart = list(map(ne, ends, next_starts))
-    starts = [starts[0], *compress(next_starts, apart)]
-    ends = [*compress(ends, apart), ends[-1]]
-    return [view[start - low : end - low] for start, end in zip(starts, ends, strict=True)]
 
 
 def _steps(predicate: Predicate | None) -> list[int] | None:
@@ -296,6 +251,7 @@ class LogReader:
         self.on_damage = on_damage
         self.verify = verify
         self.tells = tells
+        self._gather_records, self._select_entries = native(gather_records), native(select_entries)
 
     def read(
         self,
@@ -338,7 +294,14 @@ class LogReader:
             window = scan
             if self.tells and (codes is not None or predicate is not None):
                 _lose_blanks(result, offset, data)
-            data, indexes, checked_count = _with_codes(data, codes, max_messages if predicate is None else tests)
+            indexes: list[int] | range
+            if codes is None:
+                checked_count = len(data) // ENTRY_BYTES
+                indexes = range(checked_count)
+            else:
+                data, indexes, checked_count = self._select_entries(
+                    data, codes, max_messages if predicate is None else tests
+                )
             all_checked = checked_count
             if search is not None and len(indexes) >= NARROWED_MIN:
                 data, indexes, checked_count = _narrow(data, indexes, checked_count, search, tests)
@@ -465,35 +428,23 @@ class LogReader:
         The caller continues one by one: at the end of the budget, at a page that is not at hand or needs checks, or at
         an odd entry.
         """
-        collected_count, count_max, budget_left = 0, max_messages - result.count, budget_bytes - result.size
-        is_at_hand = True
-        for at in range(0, min(count_max * ENTRY_BYTES, len(data)), BLOCK_ENTRIES * ENTRY_BYTES):
-            columns = _columns(data[at : at + min(BLOCK_ENTRIES, count_max - collected_count) * ENTRY_BYTES])
-            if columns is None:
+        pieces, gather = result.pieces, self._gather_records
+        bytes_left, done = budget_bytes - result.size, 0
+        count = min(max_messages - result.count, len(data) // ENTRY_BYTES)
+        while done < count:
+            position, size = POSITION_SIZE.unpack_from(data, done * ENTRY_BYTES)
+            page = self._page(position, size, load)
+            if page is None or not (page.trusted or not self.verify):
                 break
-            origin, starts, ends, sizes = columns
-            fitting_count = bisect_right(list(accumulate(sizes)), budget_left)
-            index = 0
-            while index < fitting_count:
-                page = self._page(origin + starts[index], sizes[index], load)
-                is_at_hand = page is not None and (page.trusted or not self.verify)
-                if page is None or not is_at_hand:
-                    break
-                low = page.base - origin
-                end_index = bisect_right(ends, page.end - origin, index, fitting_count)
-                result.pieces += _runs(page.view, low, starts[index:end_index], ends[index:end_index])
-                collected_count += end_index - index
-                budget_left -= sum(sizes[index:end_index])
-                index = end_index
-            if fitting_count < len(sizes) or not is_at_hand:
+            gathered, gathered_bytes = gather(data, done, min(count, done + BLOCK_ENTRIES), bytes_left, page, pieces)
+            if not gathered:
                 break
-        if collected_count:
-            result.count, result.size, result.status = (
-                result.count + collected_count,
-                budget_bytes - budget_left,
-                ReadStatus.FOUND,
-            )
-        return collected_count
+            done += gathered
+            bytes_left -= gathered_bytes
+        if done:
+            result.count += done
+            result.size, result.status = budget_bytes - bytes_left, ReadStatus.FOUND
+        return done
 
     def _is_wanted(
         self,
