@@ -1,9 +1,11 @@
 //! The layout of records; `martlet.records.layout` explains it.
 
 pub const HEAD_BYTES: usize = 88;
+pub const RECORD_BYTES_MIN: usize = 91;
 pub const MAGIC_V1: u32 = 0xDAA3_20A7;
 pub const PROPERTIES_BYTES_MAX: usize = 32_767;
 pub const PREPARED: i32 = 0x4;
+pub const WIDE_HOSTS: i32 = 0x30;
 /// Bits of sysFlag that clients cannot set: IPv6 hosts, and the place in an atomic group.
 pub const STORE_BITS: i32 = 0x6000_0030;
 pub const RECORD_CRC_BYTES: usize = 20;
@@ -18,3 +20,13 @@ pub const TAGS: &[u8] = b"TAGS\x01";
 /// An entry of a queue: position, size and code; a blank one, of a lost message, has a size of its own.
 pub const ENTRY_BYTES: usize = 20;
 pub const BLANK_SIZE: i32 = i32::MAX;
+
+/// The number at *at*; None if it is not whole.
+pub fn i32_at(data: &[u8], at: usize) -> Option<i32> {
+    Some(i32::from_be_bytes(data.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+/// The number at *at*; None if it is not whole.
+pub fn i64_at(data: &[u8], at: usize) -> Option<i64> {
+    Some(i64::from_be_bytes(data.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}

@@ -11,6 +11,7 @@ mod json;
 mod keys;
 mod layout;
 mod mqtt;
+mod records;
 mod sends;
 
 use pyo3::prelude::*;
@@ -27,5 +28,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(items::sent_answers, module)?)?;
     module.add_function(wrap_pyfunction!(gather::gather_records, module)?)?;
     module.add_function(wrap_pyfunction!(gather::select_entries, module)?)?;
+    module.add_function(wrap_pyfunction!(records::find_names, module)?)?;
+    module.add_function(wrap_pyfunction!(records::survey, module)?)?;
     Ok(())
 }

@@ -14,13 +14,13 @@ from tests.delivery.pushing import LINES, broker_in_memory, publish, subscribe
 from martlet.broker import Broker
 from martlet.delivery import listeners, merge, tail_reader
 from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.routing.division import Found
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.routing.selection import EVERYTHING, select_tags
 from martlet.delivery.runs import Run
 from martlet.delivery.tail_reader import TailReader
 from martlet.errors import Refused
 from martlet.message import Message
-from martlet.records import layout
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue
 from martlet.store.read.readers import Readers
@@ -274,15 +274,15 @@ async def test_a_slice_reads_the_first_messages_in_log_order_and_hardly_any_twic
     """Publishers write many messages to one queue before others write to another one."""
     monkeypatch.setattr(tail_reader, "MESSAGES_A_SLICE", 8)
     read: list[int] = []
-    names_of = layout.names_of
+    records_in = merge.records_in
 
-    def counted(data: bytes) -> list[tuple[int, int, int, str]]:
-        found = names_of(data)
+    def counted(data: bytes, queue: Queue) -> list[Found]:
+        found = records_in(data, queue)
         read.extend(each[0] for each in found)
         return found
 
     for module in (merge, tail_reader):
-        monkeypatch.setattr(module, "names_of", counted)
+        monkeypatch.setattr(module, "records_in", counted)
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         reader, routes = follow(broker, 4)
         receiver = Listening()

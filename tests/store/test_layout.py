@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from martlet.delivery.merge import records_in
 from martlet.errors import CorruptRecord
 from martlet.message import Message, Record, decode_properties, encode_properties, find_property
 from martlet.records.codec import decode_record, encode_record
@@ -15,11 +16,12 @@ from martlet.records.layout import (
     POSITION_SIZE,
     RECORD_BYTES_MIN,
     RecordView,
-    names_of,
     record_views,
 )
+from martlet.store import Queue
 from martlet.store.format.tags import find_tags
 
+QUEUE = Queue("t", 0)
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 HOSTS = st.binary(min_size=8, max_size=8) | st.binary(min_size=20, max_size=20)
@@ -60,14 +62,15 @@ def test_the_names_of_records_are_their_tags(message: Message, tagged: list[byte
             name = ""  # it is no text, so no name
         expected.append((position - number, len(data), len(data) + len(record), name))
         data += record
-    assert names_of(data) == expected
+    found = records_in(data, QUEUE)
+    assert [(at, start, end, name) for at, _, start, end, name, _ in found] == expected
 
 
 @given(messages, I64, HOSTS)
 def test_the_name_of_a_record_that_is_cut_short_is_not_read(message: Message, position: int, host: bytes) -> None:
     data = encode_record(message, 1, 2, position, 3, host)
     with pytest.raises(CorruptRecord):
-        names_of(data[:-1])
+        records_in(data[:-1], QUEUE)
 
 
 def fields(record: Record | RecordView) -> tuple[object, ...]:

@@ -12,11 +12,12 @@ from struct import unpack
 from typing import Final
 
 from martlet.delivery.routing.division import Found
-from martlet.records.layout import ENTRY_BYTES, RecordView, names_of
+from martlet.records.layout import ENTRY_BYTES, RecordView, find_names, name_of
+from martlet.runtime.native import native
 from martlet.store import Queue, ReadResult
 from martlet.store.read.readers import Readers
 
-__all__ = ["POSITION_OF", "first_counts", "merge"]
+__all__ = ["POSITION_OF", "first_counts", "merge", "records_in"]
 
 POSITION_OF: Final = itemgetter(0)  # of what `merge` found
 
@@ -76,5 +77,16 @@ def merge(readers: Readers, results: dict[Queue, ReadResult], offsets: dict[Queu
 
 
 def _records_of(queue: Queue, result: ReadResult) -> list[Found]:
-    data = b"".join(result.pieces)  # with many names, each record is a piece
-    return [(position, data, at, end, name, queue) for position, at, end, name in names_of(data)]
+    return records_in(b"".join(result.pieces), queue)  # with many names, each record is a piece
+
+
+def records_in(data: bytes, queue: Queue) -> list[Found]:
+    """Return the records in *data*, which are of *queue*."""
+    found: list[Found] = []
+    find, start, size = native(find_names), 0, len(data)
+    while (start := find(data, start, queue, found)) < size:
+        record = RecordView(data, start)
+        end = start + record.size
+        found.append((record.position, data, start, end, name_of(record), queue))
+        start = end
+    return found

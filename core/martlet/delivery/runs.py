@@ -23,8 +23,9 @@ from martlet.delivery.fanout import Encoding, places
 from martlet.delivery.routing.division import Found
 from martlet.records.compression import COMPRESSED
 from martlet.records.layout import I32, RecordView, record_views
+from martlet.runtime.native import native
 
-__all__ = ["Frames", "Receiver", "Run", "make_runs"]
+__all__ = ["Frames", "Receiver", "Run", "make_runs", "survey"]
 
 T = TypeVar("T")
 
@@ -194,19 +195,36 @@ def _note_expanded(run: Run) -> None:
 
 def make_runs(records: Sequence[Found]) -> list[Run]:
     """Return the records that `merge` returned, as one run if none is compressed, and they have few properties."""
-    unpack, flags, head_bytes_total, is_long = SIZE_FLAG_BODY.unpack_from, 0, 0, False
-    for _, data, start, _, _, _ in records:
-        size, sys_flag, body_bytes = unpack(data, start)
-        head_bytes = size - body_bytes
-        flags |= sys_flag
-        head_bytes_total += head_bytes
-        if head_bytes > LONG_BYTES or head_bytes < 0:
-            is_long = True
-    if is_long or head_bytes_total > USUAL_BYTES * len(records):
+    flags, head_bytes, head_bytes_max, is_together = native(survey)(records)
+    if head_bytes_max > LONG_BYTES or head_bytes > USUAL_BYTES * len(records):
         parts = list(_split_by_cost(records))
         if len(parts) > 1 or property_cost(records[0][1], records[0][2]) > PROPERTIES_MAX:
             return [run for part in parts for run in _make_heavy_runs(part)]
-    return _split_at_compressed(records) if flags & COMPRESSED else [_make_run(records)]
+    return _split_at_compressed(records) if flags & COMPRESSED else [_make_run(records, is_together)]
+
+
+def survey(records: Sequence[Found]) -> tuple[int, int, int, bool]:
+    """Return about *records* all sysFlags, the bytes that are not body, the most of one record, and whether the
+    records follow each other in one object.
+
+    Bytes are `LONG_BYTES` + 1 for a record whose size of the body is unknown. The native kernel has this function as
+    well; see `martlet.runtime.native`.
+    """
+    unpack, flags, total, most, is_together = SIZE_FLAG_BODY.unpack_from, 0, 0, 0, True
+    _, first_data, expected, _, _, _ = records[0]
+    for _, data, start, end, _, _ in records:
+        size, sys_flag, body_bytes = unpack(data, start)
+        head_bytes = size - body_bytes
+        if head_bytes < 0:
+            head_bytes = LONG_BYTES + 1
+        flags |= sys_flag
+        total += head_bytes
+        if head_bytes > most:
+            most = head_bytes
+        if start != expected or data is not first_data:
+            is_together = False
+        expected = end
+    return flags, total, most, is_together
 
 
 def _split_by_cost(records: Sequence[Found]) -> Iterator[Sequence[Found]]:
@@ -247,14 +265,10 @@ def _split_at_compressed(records: Sequence[Found]) -> list[Run]:
     return runs
 
 
-def _make_run(records: Sequence[Found]) -> Run:
+def _make_run(records: Sequence[Found], is_together: bool = False) -> Run:
     position, data, start, end, _, _ = records[0]
     if len(records) == 1:
         return Run(data[start:end], 1, position, position + end - start)
     last_position, _, last_start, last_end, _, _ = records[-1]
-    sizes = [each[3] - each[2] for each in records if each[1] is data]
-    if len(sizes) == len(records) and last_end - start == sum(sizes):
-        run_data = data[start:last_end]  # nothing else is between them
-    else:
-        run_data = b"".join([each[1][each[2] : each[3]] for each in records])
+    run_data = data[start:last_end] if is_together else b"".join([each[1][each[2] : each[3]] for each in records])
     return Run(run_data, len(records), position, last_position + last_end - last_start)

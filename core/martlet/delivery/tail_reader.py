@@ -19,11 +19,10 @@ import trio
 
 from martlet.delivery.beginnings import Beginnings
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes, codes_between, unwatch, watch
-from martlet.delivery.merge import first_counts, merge
+from martlet.delivery.merge import first_counts, merge, records_in
 from martlet.delivery.routing.division import Found, Interest
 from martlet.delivery.tail_routing import RECEIVER_US, TailRouting
 from martlet.errors import Refused, StoreError
-from martlet.records.layout import names_of
 from martlet.runtime.steps import Budget, Steps
 from martlet.store import Queue, ReadResult, Store
 from martlet.tables.topics import Topic, Topics
@@ -232,7 +231,7 @@ class TailReader:
         data = bytes(view.buffer[view.start : view.start + view.size])
         self.reads += 1
         self._routed[queue] = offset + 1
-        return [(position, data, at, end, name, queue) for position, at, end, name in names_of(data)]
+        return records_in(data, queue)
 
     def _plan_reads(self) -> list[tuple[Queue, int, int, int]]:
         """Return the ranges to read in one slice: queue, first offset, and maximum numbers of messages and bytes."""

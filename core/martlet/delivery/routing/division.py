@@ -67,6 +67,7 @@ def divide(records: list[Found], interest: Interest, begin: int = 0, stop: int |
     """
     stretches: list[Stretch] = []
     current: Route[Any] | None = None
+    name: str | None = None  # of the previous record, whose route is `current`
     route_of, limit = interest.find_route, interest.steps + STEPS_A_SLICE
     end = len(records) if stop is None else stop
     for start in range(begin, end, RECORDS_AT_ONCE):
@@ -74,7 +75,10 @@ def divide(records: list[Found], interest: Interest, begin: int = 0, stop: int |
             end = min(start, end)
             break
         for index, each in enumerate(records[start : min(start + RECORDS_AT_ONCE, end)], start):
-            route = route_of(each[4])
+            if each[4] is name:
+                continue
+            name = each[4]
+            route = route_of(name)
             if route is None:
                 end = index
                 break
