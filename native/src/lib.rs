@@ -13,6 +13,7 @@ mod layout;
 mod mqtt;
 mod records;
 mod sends;
+mod stomp;
 
 use pyo3::prelude::*;
 
@@ -23,6 +24,8 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sends::scan_sends, module)?)?;
     module.add_function(wrap_pyfunction!(sends::scan_signed_sends, module)?)?;
     module.add_function(wrap_pyfunction!(mqtt::scan_publishes, module)?)?;
+    module.add_function(wrap_pyfunction!(stomp::scan_send_frames, module)?)?;
+    module.add_function(wrap_pyfunction!(stomp::scan_ack_frames, module)?)?;
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
     module.add_function(wrap_pyfunction!(items::usual_items, module)?)?;
     module.add_function(wrap_pyfunction!(items::sent_answers, module)?)?;

@@ -12,7 +12,7 @@ from martlet_stomp.wire import scanner
 from martlet_stomp.wire.codec import Limits
 from martlet_stomp.wire.connection import StompConnection
 from martlet_stomp.wire.packets import AckRun, SendRun, Version
-from martlet_stomp.wire.scanner import KnownHeads, known_heads, scan_acks, scan_sends
+from martlet_stomp.wire.scanner import KnownHeads, known_heads, scan_ack_frames, scan_send_frames
 
 V1_0, V1_1, V1_2 = Version
 LIMITS = Limits()
@@ -56,7 +56,7 @@ def test_damaged_runs_say_what_their_frames_say(
 def scan(
     data: bytes, version: Version = V1_2, limits: Limits = LIMITS, heads: KnownHeads | None = None
 ) -> tuple[SendRun, int]:
-    found = scan_sends(data, 0, heads if heads is not None else KnownHeads(version, limits))
+    found = scan_send_frames(data, 0, heads if heads is not None else KnownHeads(version, limits))
     assert found is not None
     return found
 
@@ -93,7 +93,7 @@ def test_an_unusual_receipt_is_left_to_the_codec(receipt: bytes, place: str) -> 
     usual = odd.replace(b":%b\n" % receipt, b":r\n", 2) if receipt else odd.replace(b"receipt:", b"receipt:r")
     run, end = scan(usual * 2 + odd + usual)
     assert (run.receipts, end) == ([b"r", b"r"], 2 * len(usual))
-    assert scan_sends(odd, 0, KnownHeads(V1_2, LIMITS)) is None
+    assert scan_send_frames(odd, 0, KnownHeads(V1_2, LIMITS)) is None
 
 
 def test_a_body_with_a_length_may_contain_frames() -> None:
@@ -138,7 +138,7 @@ def test_a_run_ends_before_any_other_frame(second: bytes) -> None:
     run, end = scan(first + second)
     assert (run.bodies, end) == ([b"x"], len(first))
     if second:
-        assert scan_sends(second, 0, KnownHeads(V1_2, LIMITS)) is None
+        assert scan_send_frames(second, 0, KnownHeads(V1_2, LIMITS)) is None
 
 
 def test_runs_respect_the_limits() -> None:
@@ -147,7 +147,7 @@ def test_runs_respect_the_limits() -> None:
     room = limits.frame_bytes_max - len(frame) + 2
     run, end = scan(frame % (b"x" * room) * 2 + frame % (b"x" * (room + 1)), limits=limits)
     assert (len(run.bodies), end) == (2, 200)
-    assert scan_sends(frame.replace(b"/a", b"/a\nb:c\nd:e") % b"", 0, KnownHeads(V1_2, limits)) is None
+    assert scan_send_frames(frame.replace(b"/a", b"/a\nb:c\nd:e") % b"", 0, KnownHeads(V1_2, limits)) is None
     with_receipt = b"SEND\ndestination:/queue/a\nreceipt:%b\n\n\0"
     run, end = scan(with_receipt % b"1" + with_receipt % (b"1" * 53), limits=limits)
     assert len(run.bodies) == 1
@@ -201,7 +201,7 @@ def test_very_long_header_lines_are_not_remembered() -> None:
 
 
 def scanned_acks(data: bytes, version: Version) -> tuple[AckRun, int]:
-    found = scan_acks(data, 0, version)
+    found = scan_ack_frames(data, 0, version)
     assert found is not None
     return found
 
@@ -254,7 +254,7 @@ def test_acks_with_subscriptions_and_receipts_are_runs(version: Version, subscri
     ],
 )
 def test_an_unusual_ack_is_left_to_the_codec(frame: bytes) -> None:
-    assert scan_acks(frame, 0, V1_2) is None
+    assert scan_ack_frames(frame, 0, V1_2) is None
     usual = b"ACK\nid:1-2-3\n\n\0"
     found, end = scanned_acks(usual * 2 + frame, V1_2)
     assert (found.offsets, end) == ([3, 3], 2 * len(usual))

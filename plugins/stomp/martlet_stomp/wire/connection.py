@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, unique
 from typing import Final, final
 
+from martlet.runtime.native import native
 from martlet_stomp.wire.codec import (
     CARRIAGE_RETURN,
     Head,
@@ -23,7 +24,7 @@ from martlet_stomp.wire.codec import (
 from martlet_stomp.wire.errors import StompError, UnknownVersion, shown
 from martlet_stomp.wire.events import connect_of, event_of, supported_versions
 from martlet_stomp.wire.packets import Connect, Event, Version
-from martlet_stomp.wire.scanner import ACK, SEND, KnownHeads, scan_acks, scan_sends
+from martlet_stomp.wire.scanner import ACK, SEND, KnownHeads, scan_ack_frames, scan_send_frames
 
 __all__ = ["TRANSITIONS", "State", "StompConnection", "agreed_beats"]
 
@@ -83,6 +84,8 @@ class StompConnection:
         "_lack",
         "_limits",
         "_need",
+        "_scan_ack_frames",
+        "_scan_send_frames",
         "_seen",
         "_silence_s",
         "_told",
@@ -94,6 +97,8 @@ class StompConnection:
         """Begin at *now*; *heads* are the header lines shared by all clients of the port (`known_heads`)."""
         self._limits = heads[0].limits
         self._heads = heads
+        self._scan_send_frames = native(scan_send_frames)
+        self._scan_ack_frames = native(scan_ack_frames)
         self._buffer = bytearray()
         self._need = 1  # buffered bytes needed to continue
         self._lack = _Lack.NOTHING
@@ -174,9 +179,9 @@ class StompConnection:
     def _run_at(self, data: bytes, at: int) -> tuple[Event, int] | None:
         """Return the run of frames at *at* and its end; None if the codec must decode the frame there."""
         if data.startswith(SEND, at):
-            return scan_sends(data, at, self._heads[self.version])
+            return self._scan_send_frames(data, at, self._heads[self.version])
         if data.startswith(ACK, at):
-            return scan_acks(data, at, self.version)
+            return self._scan_ack_frames(data, at, self.version)
         return None
 
     def _frame_at(self, data: bytes, at: int) -> tuple[Event, int] | None:

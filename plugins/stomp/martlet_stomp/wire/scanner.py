@@ -3,6 +3,8 @@
 A publisher at full speed sends the same header lines again and again, so they are decoded once and then looked up by
 their bytes, without the value of the receipt, which differs in each frame. The codec decodes frames with unusual
 headers, and reports every error.
+
+The native kernel has both scans as well; see `martlet.runtime.native`.
 """
 
 import re
@@ -13,7 +15,7 @@ from martlet_stomp.wire.errors import StompError
 from martlet_stomp.wire.events import OF_FRAME, receipt_of
 from martlet_stomp.wire.packets import AckRun, MessageHeaders, SendRun, Version
 
-__all__ = ["LIST", "KnownHeads", "known_heads", "scan_acks", "scan_sends"]
+__all__ = ["LIST", "KnownHeads", "known_heads", "scan_ack_frames", "scan_send_frames"]
 
 RUN_FRAMES_MAX: Final = 1024
 # Most frames with new header lines in a run: each takes about 15 us, so such a run takes 2 ms. 256 bytes of header
@@ -119,7 +121,7 @@ def known_heads(limits: Limits) -> list[KnownHeads]:
     return [KnownHeads(version, limits) for version in Version]
 
 
-def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] | None:
+def scan_send_frames(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] | None:
     """Return the run of SEND frames at *at* and its end; None if the codec must decode the frame there.
 
     The run ends after `RUN_FRAMES_MAX` frames, or `RUN_LEARNED_MAX` with new header lines.
@@ -177,7 +179,7 @@ def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] |
     return (SendRun(found, bodies, receipts, asking, transaction), at) if bodies else None
 
 
-def scan_acks(data: bytes, at: int, version: Version) -> tuple[AckRun, int] | None:
+def scan_ack_frames(data: bytes, at: int, version: Version) -> tuple[AckRun, int] | None:
     """Return the run of ACK frames at *at* and its end; None if the codec must decode the frame there.
 
     The run ends after about `ACKS_BYTES_MAX` bytes.
@@ -191,7 +193,7 @@ def scan_acks(data: bytes, at: int, version: Version) -> tuple[AckRun, int] | No
 
 
 def _scan_acks_with_more(data: bytes, at: int, version: Version) -> tuple[AckRun, int] | None:
-    """Like `scan_acks`, for frames with a receipt or a subscription."""
+    """Like `scan_ack_frames`, for frames with a receipt or a subscription."""
     found = _ACKS[version].findall(data, at, at + ACKS_BYTES_MAX)
     if not found[-1][0]:
         found.pop()
