@@ -166,7 +166,7 @@ impl Message<'_> {
 }
 
 /// The property with the CRC of a record: its ten digits, lowest first.
-fn record_crc(crc: u32) -> [u8; RECORD_CRC_BYTES] {
+pub fn record_crc(crc: u32) -> [u8; RECORD_CRC_BYTES] {
     let mut property = *RECORD_CRC_ROOM;
     let mut left = crc;
     for digit in &mut property[9..19] {

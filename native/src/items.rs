@@ -14,7 +14,7 @@ use crate::layout::{PROPERTIES_BYTES_MAX, TAGS};
 const ONEWAY: i64 = 2;
 
 /// The tag code of properties; None if their tags are not UTF-8.
-fn tag_code(properties: &[u8]) -> Option<i64> {
+pub fn tag_code(properties: &[u8]) -> Option<i64> {
     Some(i64::from(hash_code(0, find_property(properties, TAGS))? as i32))
 }
 

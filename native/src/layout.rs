@@ -1,6 +1,7 @@
 //! The layout of records; `martlet.records.layout` explains it.
 
 pub const HEAD_BYTES: usize = 88;
+/// With empty body, topic and properties.
 pub const RECORD_BYTES_MIN: usize = 91;
 pub const MAGIC_V1: u32 = 0xDAA3_20A7;
 pub const PROPERTIES_BYTES_MAX: usize = 32_767;

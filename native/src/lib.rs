@@ -12,6 +12,7 @@ mod keys;
 mod layout;
 mod mqtt;
 mod records;
+mod scan;
 mod sends;
 mod stomp;
 
@@ -27,6 +28,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stomp::scan_send_frames, module)?)?;
     module.add_function(wrap_pyfunction!(stomp::scan_ack_frames, module)?)?;
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
+    module.add_function(wrap_pyfunction!(scan::scan_usual, module)?)?;
     module.add_function(wrap_pyfunction!(items::usual_items, module)?)?;
     module.add_function(wrap_pyfunction!(items::sent_answers, module)?)?;
     module.add_function(wrap_pyfunction!(gather::gather_records, module)?)?;

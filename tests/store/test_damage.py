@@ -16,7 +16,7 @@ from martlet.records.layout import FILLER, HEAD_BYTES, QUEUE_ID_AT, QUEUE_OFFSET
 from martlet.runtime.steps import finish_now
 from martlet.store import Store, StoreConfig
 from martlet.store.recovery.inspect import inspect
-from martlet.store.recovery.scan import STORE_MS_END
+from martlet.store.recovery.usual import STORE_MS_END
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 

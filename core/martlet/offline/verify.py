@@ -17,7 +17,7 @@ from martlet.store.keys.index_files import HEADER, ITEM, ITEM_BYTES, SLOT_BYTES,
 from martlet.store.keys.key_index import KeyIndex
 from martlet.store.queues.queue_journal import QueueJournal
 from martlet.store.queues.queues import Queue
-from martlet.store.recovery.scan import STORE_MS_END
+from martlet.store.recovery.usual import STORE_MS_END
 from martlet.store.store import Store
 
 __all__ = ["Keyed", "Served", "gone_since_checkpoint", "offsets_at_checkpoint"]

@@ -16,7 +16,7 @@ from martlet.store.queues.queues import BlockDamaged, Queue, Queues, position_in
 from martlet.store.read.readers import Readers
 from martlet.store.recovery.indexer import Indexer
 from martlet.store.recovery.repair import Repairs
-from martlet.store.recovery.scan import STORE_MS_END
+from martlet.store.recovery.usual import STORE_MS_END
 
 __all__ = ["KeyQueryResult", "Lookup"]
 

@@ -33,9 +33,11 @@ INDEX_HELP_MAX: Final = 2048
 # If more messages, or more bytes of properties, wait, the index follows the log instead: memory has a limit.
 WAITING_MAX: Final = 1_000_000
 WAITING_BYTES_MAX: Final = 64 << 20
-# A key index that is at most this far behind is completed while the store opens; otherwise in the background, in blocks
-# that take less than a millisecond each.
+# A key index that is at most this far behind is completed while the store opens; otherwise in the background. A thread
+# then reads up to so many bytes and about so many messages at once, in blocks that take it a millisecond or two each.
 FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
+FOLLOWED_AT_ONCE_BYTES: Final = 1024 * 1024
+FOLLOWED_AT_ONCE: Final = 2048
 FOLLOW_BYTES: Final = 128 * 1024
 # Up to this many slots are counted while the store opens; a production index has 5,000,000.
 SLOTS_AT_ONCE: Final = 65_536
@@ -45,7 +47,7 @@ SLOTS_AT_ONCE: Final = 65_536
 class IndexFollower:
     """Completes the index up to the end of the log, block by block.
 
-    It indexes the records that `read` returns: `take` finds their keys, and `index` adds some of them at a time.
+    `read_on` finds the keys of the next records, and `index` adds some of them at a time.
 
     While it runs, appended records are not queued for the index: they are read from the log too.
     """
@@ -55,16 +57,14 @@ class IndexFollower:
         self.keys = keys
         # One per topic, for the hash of its name. The index follows queues and never creates one.
         self._names: dict[str, Queue] = {}
+        self._found: list[Waiting] = []
         self._waiting: deque[Waiting] = deque()
         self._position = 0  # end of the complete index once nothing waits
-        self._scan = Scan(segments, queues, self._name_queue, keys=self._take_keys)
-
-    def _take_keys(self, queue: Queue, position: int, store_ms: int, properties: bytes) -> None:
-        """Keep a message of the block for `index`."""
-        self._waiting.append((queue, position, -1, store_ms, properties))
+        self._block_bytes = FOLLOW_BYTES
+        self._scan = Scan(segments, queues, self._name_queue, keys=self._found)
 
     def index(self, budget: int) -> bool:
-        """Index about *budget* keys; return whether the block is done. Raises `OSError`."""
+        """Index about *budget* keys; return whether all that were found are done. Raises `OSError`."""
         messages, keys = self._waiting, self.keys
         while messages and budget > 0:
             _, budget = keys.index(messages, budget)
@@ -78,29 +78,33 @@ class IndexFollower:
             queue = self._names[topic] = Queue(topic, 0)
         return queue
 
-    def read(self, end: int, size: int) -> bytes:
-        """Read up to *size* bytes, from the end of the index to log position *end* at most; blocks."""
-        return self.segments.read(self.keys.position, min(size, end - self.keys.position))
+    def read_on(self, end: int) -> None:
+        """Find the keys of the next records up to log position *end*, once `index` has none left.
 
-    def take(self, data: bytes, end: int, size: int) -> int:
-        """Find the keys in *data*, which `read` returned for *end* and *size*.
-
-        Returns the number of bytes to read next, 0 for the default.
+        Blocks; runs in any thread.
         """
-        begin = self._position = self.keys.position
+        begin = self._position = max(self.keys.position, self.segments.start)
+        while self._position < min(end, begin + FOLLOWED_AT_ONCE_BYTES) and len(self._waiting) < FOLLOWED_AT_ONCE:
+            self._read_block(end)
+
+    def _read_block(self, end: int) -> None:
+        begin, size = self._position, self._block_bytes
+        self._block_bytes = FOLLOW_BYTES
         segment = self.segments.find(begin)
         if segment is None:
             self._position = end
-            return 0
+            return
+        data = self.segments.read(begin, min(size, end - begin))
         bytes_done, size_needed = self._scan.take_block(segment, begin, data)
+        self._waiting.extend(self._found)
+        self._found.clear()
         if bytes_done:
             self._position += bytes_done
         elif size < size_needed <= end - begin:
-            return size_needed
+            self._block_bytes = size_needed
         else:
             following = valid_after(self.segments, begin)
             self._position = following if 0 <= following < end else end
-        return 0
 
 
 @final
@@ -255,13 +259,12 @@ class Indexer:
 
     def _complete_now(self, follower: IndexFollower, end: int, report: Progress | None = None) -> bool:
         """Complete the key index up to log position *end*; return False if the disk is full."""
-        size, begin = FOLLOW_BYTES, follower.keys.position
+        begin = follower.keys.position
         try:
             while follower.keys.position < end:
-                size_needed = follower.take(follower.read(end, size), end, size)
+                follower.read_on(end)
                 while not follower.index(WAITING_MAX):
                     pass
-                size = size_needed or FOLLOW_BYTES
                 if report is not None:
                     report(follower.keys.position - begin, end - begin, follower.keys.files.total())
         except OSError as error:
@@ -272,19 +275,15 @@ class Indexer:
         return True
 
     async def _complete_in_turns(self, follower: IndexFollower) -> None:
-        size = FOLLOW_BYTES
         while True:
             end = self._tail.written
             if follower.keys.position >= end:
                 self._follower = None
                 self._announce()
                 return
-            follower.keys.position = max(follower.keys.position, self._segments.start)
-            data = await self._disk.off_loop(partial(follower.read, end, size))
-            size_needed = follower.take(data, end, size)
+            await self._disk.off_loop(partial(follower.read_on, end))
             while not await self._index_some(follower):
                 await trio.lowlevel.checkpoint()
-            size = size_needed or FOLLOW_BYTES
 
     async def _index_some(self, follower: IndexFollower) -> bool:
         """Index some keys that *follower* has taken; return whether none is left. Waits while the disk is full."""

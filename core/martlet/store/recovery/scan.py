@@ -7,37 +7,36 @@ import logging
 from collections.abc import Callable
 from typing import Final, final
 
-from martlet.records.codec import MARK_FIRST, MARK_LAST, RECORD_CRC_BYTES, record_crc_holds
+from martlet.records.codec import record_crc_holds
 from martlet.records.layout import (
     BLANK_MAGIC,
-    ENTRY,
     FILLER,
     FILLER_BYTES,
-    HEAD_BYTES,
     MAGIC_AT,
     MAGIC_V1,
     MAGIC_V2,
-    NARROW,
     PREPARED,
     RECORD_BYTES_MIN,
     ROLLBACK,
     START,
     TRANSACTION_MASK,
-    WIDE_HOSTS,
     RecordView,
     part_offsets,
 )
 from martlet.runtime.checksum import crc32
+from martlet.runtime.native import native
 from martlet.store.disk.files import is_full
 from martlet.store.disk.segments import Segment, Segments
 from martlet.store.format.atomic import FIRST, LAST, MARK_AT, NOWHERE, lacks_magic, valid_after, whole_group
 from martlet.store.format.light import MULTI, light_places
 from martlet.store.format.notes import Note, is_note, read_note
 from martlet.store.format.tags import TagCodes
+from martlet.store.keys.usual import Waiting
 from martlet.store.queues.order import Order
 from martlet.store.queues.queues import Queue, Queues
+from martlet.store.recovery.usual import STORE_MS_END, KnownQueues, scan_usual
 
-__all__ = ["BLOCK_BYTES", "NOWHERE", "STORE_MS_END", "UNSAVED_RECORDS_MAX", "Scan"]
+__all__ = ["BLOCK_BYTES", "NOWHERE", "UNSAVED_RECORDS_MAX", "Scan"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -45,10 +44,6 @@ BLOCK_BYTES: Final = 4 * 1024 * 1024
 MAGIC_BYTE: Final = MAGIC_V1.to_bytes(4, "big")[:1]
 # Entries of this many records stay in memory before they are written to their files.
 UNSAVED_RECORDS_MAX: Final = 200_000
-# The year 6429. Without a record CRC, no checksum covers the store time: a later or negative one is damaged, and the
-# time of the previous record is used.
-STORE_MS_END: Final = 1 << 47
-UNUSUAL_FLAGS: Final = WIDE_HOSTS | TRANSACTION_MASK
 
 # Finds or creates the queue of a record; returns None to skip the record.
 Find = Callable[[str, int], Queue | None]
@@ -60,7 +55,7 @@ OnNote = Callable[[Note, int], None]
 class Scan:
     """Handles the records of a range of the log, in order.
 
-    Pass either queues, and `find` to get the queue of each record, or a key index.
+    Adds each record to its queue, which `find` returns; or, if *keys* is a list, to that.
     """
 
     def __init__(
@@ -69,7 +64,7 @@ class Scan:
         queues: Queues,
         find: Find,
         on_note: OnNote | None = None,
-        keys: Callable[[Queue, int, int, bytes], None] | None = None,
+        keys: list[Waiting] | None = None,
     ) -> None:
         self.segments = segments
         self.queues = queues
@@ -77,7 +72,8 @@ class Scan:
         self._find = find
         self._on_note = on_note
         self._codes = TagCodes()
-        self._by_topic: dict[bytes, dict[int, Queue | None]] = {}
+        self._known: KnownQueues = {}
+        self._scan_usual = native(scan_usual)
         self._saved_records = 0
         self.order = Order(queues, self.lost)
         # From this position on, a write may be torn.
@@ -140,84 +136,44 @@ class Scan:
         at = 0
         end = len(data)
         bytes_left = segment.end - position
-        records = self.records
-        try:
-            while True:
-                if end - at < FILLER_BYTES:
-                    return at, (FILLER_BYTES if position + end < segment.end and at else -1)
-                size, magic = FILLER.unpack_from(data, at)
-                if magic == BLANK_MAGIC and at + size == bytes_left:
-                    return bytes_left, 0
-                if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > bytes_left:
-                    return at, -1
-                if at + size > end:
-                    return at, (size if position + end < segment.end else -1)
-                if data[at + MARK_AT] & LAST == FIRST and position + at >= self.groups_from:
-                    group_bytes = whole_group(data, at, bytes_left, position)
-                    if not group_bytes:
-                        return at, 2 * (end - at)
-                    if group_bytes < 0:
-                        self._void_record(position + at)
-                        return at, -1
-                if not self._add_record(data, at, size, position + at, magic):
-                    return at, -1
-                records += 1
-                at += size
+        while True:
+            if not self.order.suspects:
+                at = self._take_usual(data, at, position)
                 if at == bytes_left:
                     return at, 0
-        finally:
-            self.records = records
+            if end - at < FILLER_BYTES:
+                return at, (FILLER_BYTES if position + end < segment.end and at else -1)
+            size, magic = FILLER.unpack_from(data, at)
+            if magic == BLANK_MAGIC and at + size == bytes_left:
+                return bytes_left, 0
+            if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > bytes_left:
+                return at, -1
+            if at + size > end:
+                return at, (size if position + end < segment.end else -1)
+            if data[at + MARK_AT] & LAST == FIRST and position + at >= self.groups_from:
+                group_bytes = whole_group(data, at, bytes_left, position)
+                if not group_bytes:
+                    return at, 2 * (end - at)
+                if group_bytes < 0:
+                    self._void_record(position + at)
+                    return at, -1
+            if not self._add_record(data, at, size, position + at, magic):
+                return at, -1
+            self.records += 1
+            at += size
+            if at == bytes_left:
+                return at, 0
+
+    def _take_usual(self, data: bytes, at: int, base: int) -> int:
+        """Handle the usual records at index *at* of *data*, which begins at *base*; return the index after them."""
+        terms = base, self.limit, self.groups_from, self._known, self.queues, self._codes, self.keys
+        at, count, newest_ms = self._scan_usual(data, at, terms)
+        self.records += count
+        self.last_store_ms = max(self.last_store_ms, newest_ms)
+        return at
 
     def _add_record(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
-        """Add the record at *at* to its queue or to the key index; return False if it is damaged.
-
-        This is the fast path, for usual records; `_add_any_record` handles all others.
-        """
-        _, _, crc, queue_id, offset, stored_position, sys_flag, store_ms, body_bytes = NARROW.unpack_from(data, at)
-        if magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_bytes <= size - RECORD_BYTES_MIN:
-            return self._add_any_record(data, at, size, position, magic)
-        end = at + size
-        topic_at = at + HEAD_BYTES + body_bytes
-        topic_end = topic_at + 1 + data[topic_at]
-        if (
-            stored_position != position
-            or topic_end + 2 > end
-            or topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) != end
-        ):
-            return self._add_any_record(data, at, size, position, magic)
-        may_have_crc = data[end - 12] == MARK_LAST or data[end - RECORD_CRC_BYTES] == MARK_FIRST
-        if crc32(data[at + HEAD_BYTES : topic_at]) & 0x7FFFFFFF != crc or (
-            may_have_crc and not record_crc_holds(data, at, end)
-        ):
-            return self._add_any_record(data, at, size, position, magic)
-        of_topic = self._by_topic.get(data[topic_at + 1 : topic_end])
-        queue = of_topic.get(queue_id) if of_topic is not None else None
-        properties = data[topic_end + 2 : end]
-        if (
-            queue is None
-            or queue.dispatcher is not None
-            or 0 in properties
-            or self.order.suspects
-            or position >= self.limit
-            or not 0 <= store_ms < STORE_MS_END
-        ):
-            return self._add_any_record(data, at, size, position, magic)
-        if self.keys is not None:
-            self.keys(queue, position, store_ms, properties)
-        elif offset == queue.next_offset and properties.find(MULTI) < 0:
-            queue.tail += ENTRY.pack(position, size, self._codes.of(properties))
-            queue.next_offset = offset + 1
-            queue.last_end = position + size
-            if not queue.dirty:
-                self.queues.touch(queue)
-        else:
-            return self._add_any_record(data, at, size, position, magic)
-        if store_ms > self.last_store_ms:
-            self.last_store_ms = store_ms
-        return True
-
-    def _add_any_record(self, data: bytes, at: int, size: int, position: int, magic: int) -> bool:
-        """As `_add_record`, for records of any kind."""
+        """Add the record at *at*, of any kind, to its queues or to `keys`; return False if it is damaged."""
         _, _, crc, queue_id, _, offset, stored_position, sys_flag, _ = START.unpack_from(data, at)
         end = at + size
         offsets = part_offsets(data, at, end, magic, sys_flag)
@@ -274,7 +230,7 @@ class Scan:
         queue = self._queue_of(topic, queue_id, position)
         if self.keys is not None:
             if queue is not None:
-                self.keys(queue, position, store_ms, properties)
+                self.keys.append((queue, position, -1, store_ms, properties))
             return
         if queue is not None:
             self._add_entry(queue, offset, position, size, properties, store_ms)
@@ -296,9 +252,9 @@ class Scan:
 
     def _queue_of(self, topic: bytes, queue_id: int, position: int) -> Queue | None:
         """Find or create the queue; return None to skip the record, or if its topic cannot be a directory name."""
-        of_topic = self._by_topic.get(topic)
+        of_topic = self._known.get(topic)
         if of_topic is None:
-            of_topic = self._by_topic[topic] = {}
+            of_topic = self._known[topic] = {}
         if queue_id in of_topic:
             return of_topic[queue_id]
         try:
@@ -313,12 +269,12 @@ class Scan:
 
     def forget_topic(self, topic: str) -> None:
         """Look up the queues of *topic* again."""
-        self._by_topic.pop(topic.encode(), None)
+        self._known.pop(topic.encode(), None)
 
     def ignore(self, queue: Queue) -> None:
         """Ignore further records of *queue*."""
         self.order.suspects.pop(queue, None)
-        self._by_topic.setdefault(queue.topic_bytes, {})[queue.queue_id] = None
+        self._known.setdefault(queue.topic_bytes, {})[queue.queue_id] = None
 
     # ---- damage
 
