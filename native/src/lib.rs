@@ -4,6 +4,7 @@
 //! twin then does. Nothing is kept between calls.
 
 mod append;
+mod columns;
 mod gather;
 mod guard;
 mod items;
@@ -28,6 +29,9 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stomp::scan_send_frames, module)?)?;
     module.add_function(wrap_pyfunction!(stomp::scan_ack_frames, module)?)?;
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::record_starts, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::doubtful_records, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::gather_usual, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan_usual, module)?)?;
     module.add_function(wrap_pyfunction!(items::usual_items, module)?)?;
     module.add_function(wrap_pyfunction!(items::sent_answers, module)?)?;

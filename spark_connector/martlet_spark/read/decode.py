@@ -1,4 +1,4 @@
-"""Decodes stored records into Arrow batches: usual ones all at once (`vectors.py`), odd ones one by one.
+"""Decodes stored records into Arrow batches: usual ones all at once (`gather_usual`), odd ones one by one.
 
 A record is odd if it has a compressed body, an IPv6 host, a topic of over 127 bytes, or properties with empty or
 repeated names; if the columns need only some properties, the others do not count. `vectors.py` takes about 0.2 ms per
@@ -18,10 +18,11 @@ from martlet.errors import MartletError
 from martlet.message import KEYS, TAGS, UNIQ_KEY, Record, decode_properties
 from martlet.records.codec import decode_record
 from martlet.records.compression import CompressionError, PackageMissing, compression_name, decompress
+from martlet.runtime.native import native
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, arrow_schema
 from martlet_spark.errors import ReadError
-from martlet_spark.read.records import Records
-from martlet_spark.read.vectors import COLUMN, NEEDED, RecordVectors, bounds_of
+from martlet_spark.read.records import Integers, Records
+from martlet_spark.read.vectors import gather_usual
 
 __all__ = ["COMPRESSED_BODY", "ERROR", "NULL", "RAW", "VECTOR_MIN", "Decoder"]
 
@@ -51,7 +52,7 @@ class Decoder:
         self._has_bodies = "body" in names
         self._undecodable = undecodable
         self.schema = arrow_schema(names)
-        self._properties = None if "properties" in names else [NEEDED[name] for name in names if name in NEEDED]
+        self._gather_usual = native(gather_usual)
 
     def decode(self, records: Records, broker: str) -> Any:
         """Return a RecordBatch with a row per record; *broker* is the name of the records' broker.
@@ -61,36 +62,26 @@ class Decoder:
         """
         if len(records) < VECTOR_MIN:
             return self.decode_one_by_one(records, broker)
-        bounds = bounds_of(records, has_bodies=self._has_bodies)
-        fine = bounds[:, 0] >= 0
-        before = self.undecoded
-        try:
-            return self._decode(records, bounds, fine, broker)
-        except pa.ArrowInvalid:  # a text is not UTF-8
-            self.undecoded = before
-            return self.decode_one_by_one(records, broker)
+        columns, odd = self._gather_usual(
+            records.data, records.starts, records.heads, self.names, self.schema, broker, (MS_MIN, MS_MAX)
+        )
+        usual = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return self._with_odd(usual, records, odd, broker) if len(odd) else usual
 
     def decode_one_by_one(self, records: Records, broker: str) -> Any:
         """Like `decode`, for records of any kind, but slowly."""
         return self._one_by_one(records, records.starts.tolist(), broker)
 
-    def _decode(self, records: Records, bounds: Any, fine: Any, broker: str) -> Any:
-        places = self._vectors(records, bounds, fine, broker)
-        while self._properties != [] and places.properties.odd.size:  # twice at most
-            fine[np.flatnonzero(fine)[places.properties.odd]] = False
-            places = self._vectors(records, bounds, fine, broker)
-        vectors = pa.RecordBatch.from_arrays([COLUMN[name](places) for name in self.names], schema=self.schema)
-        if len(places) == len(records):
-            return vectors
-        odd = self._one_by_one(records, records.starts[~fine].tolist(), broker)
+    def _with_odd(self, usual: Any, records: Records, odd_starts: Integers, broker: str) -> Any:
+        """Return *usual* together with the rows of the records at *odd_starts*, in the order of *records*."""
+        odd = self._one_by_one(records, odd_starts.tolist(), broker)
+        is_odd = np.zeros(len(records), bool)
+        is_odd[np.searchsorted(records.starts, odd_starts)] = True
         order = np.empty(len(records), np.int64)
-        order[fine] = np.arange(len(places))
-        order[~fine] = np.arange(len(places), len(records))
-        both = pa.Table.from_batches([vectors, odd]).take(pa.array(order))
+        order[~is_odd] = np.arange(len(usual))
+        order[is_odd] = np.arange(len(usual), len(records))
+        both = pa.Table.from_batches([usual, odd]).take(pa.array(order))
         return both.combine_chunks().to_batches()[0]
-
-    def _vectors(self, records: Records, bounds: Any, fine: Any, broker: str) -> RecordVectors:
-        return RecordVectors(records.heads[fine], records.data, bounds[fine], broker, self._properties)
 
     def _one_by_one(self, records: Records, starts: Sequence[int], broker: str) -> Any:
         rows = [self._row(records, start, broker) for start in starts]

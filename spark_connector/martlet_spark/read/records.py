@@ -19,9 +19,10 @@ from martlet.records.layout import (
     RecordView,
 )
 from martlet.runtime.checksum import crc32, crc32_each
+from martlet.runtime.native import native
 from martlet_spark.errors import ReadError
 
-__all__ = ["Damaged", "Data", "Integers", "Records", "joined"]
+__all__ = ["Damaged", "Data", "Integers", "Records", "doubtful_records", "joined", "record_starts"]
 
 Data: TypeAlias = bytearray | memoryview
 Integers: TypeAlias = "np.ndarray[tuple[int], np.dtype[Any]]"
@@ -71,7 +72,7 @@ class Records:
 
     def __init__(self, data: Data, starts: Sequence[int] | None = None) -> None:
         self.data = data
-        self.starts: Integers = np.array(_starts(data) if starts is None else starts, dtype=np.int64)
+        self.starts: Integers = _checked_starts(data) if starts is None else np.array(starts, dtype=np.int64)
         self.heads = _heads(data, self.starts)
 
     def __len__(self) -> int:
@@ -104,16 +105,7 @@ class Records:
         Raises:
           Damaged: a record does not match, or lacks its end.
         """
-        heads, view = self.heads, memoryview(self.data)
-        raw = np.frombuffer(view, np.uint8)
-        ends = self.starts + heads["size"]
-        bodies = self.starts + HEAD_BYTES
-        fine = heads["sys_flag"] & WIDE_HOSTS == 0
-        fine &= (raw[ends - RECORD_CRC_BYTES] != MARK_FIRST) & (raw[ends - 12] != MARK_LAST) & (raw[ends - 1] != 0)
-        parts = map(slice, bodies.tolist(), (bodies + heads["body_bytes"]).tolist())
-        crcs = np.array(crc32_each(map(view.__getitem__, parts)), np.uint32)
-        fine &= (crcs & 0x7FFFFFFF == heads["crc"]) | (heads["body_bytes"] == 0)
-        for start in self.starts[~fine].tolist():
+        for start in native(doubtful_records)(self.data, self.starts, self.heads):
             self._check_one(start)
 
     def _check_one(self, start: int) -> None:
@@ -150,8 +142,12 @@ def joined(parts: Sequence[Records]) -> Records:
     return Records(bytearray().join([part.data for part in parts]), np.concatenate(starts))  # type: ignore[arg-type]
 
 
-def _starts(data: Data) -> list[int]:
-    """Return the position of each record in *data*."""
+def record_starts(data: Data) -> tuple[Integers, int]:
+    """Return the position of each record in *data*, and the end of the last; the size of a record is not plausible if
+    it ends where it begins.
+
+    The native kernel has a function with the same name that does the same; see `martlet.runtime.native`.
+    """
     starts: list[int] = []
     at, last = 0, len(data) - RECORD_BYTES_MIN
     unpack, add = _SIZE.unpack_from, starts.append
@@ -159,10 +155,39 @@ def _starts(data: Data) -> list[int]:
         add(at)
         size = unpack(data, at)[0]
         if size < RECORD_BYTES_MIN:
-            raise ReadError(f"record {len(starts)} of an answer says {size} bytes; the broker sent damaged data")
+            break
         at += size
-    if at != len(data):
-        text = f"{len(starts)} records of an answer say {at} bytes in total; it has {len(data)}"
+    return np.array(starts, np.int64), at
+
+
+def doubtful_records(data: Data, starts: Integers, heads: Any) -> list[int]:
+    """Return those of *starts* whose records do not simply match the CRC of their body.
+
+    They may be damaged, or have IPv6 hosts or a CRC of the whole record. *heads* has the fixed fields of all.
+
+    The native kernel has a function with the same name that does the same; see `martlet.runtime.native`.
+    """
+    view = memoryview(data)
+    raw = np.frombuffer(view, np.uint8)
+    ends, bodies = starts + heads["size"], starts + HEAD_BYTES
+    body_ends = bodies + heads["body_bytes"]
+    fine = (heads["sys_flag"] & WIDE_HOSTS == 0) & (body_ends >= bodies) & (body_ends <= ends)
+    fine &= (raw[ends - RECORD_CRC_BYTES] != MARK_FIRST) & (raw[ends - 12] != MARK_LAST) & (raw[ends - 1] != 0)
+    parts = map(slice, bodies.tolist(), body_ends.tolist())
+    crcs = np.array(crc32_each(map(view.__getitem__, parts)), np.uint32)
+    fine &= (crcs & 0x7FFFFFFF == heads["crc"]) | (heads["body_bytes"] == 0)
+    doubtful: list[int] = starts[~fine].tolist()
+    return doubtful
+
+
+def _checked_starts(data: Data) -> Integers:
+    """Return the position of each record in *data*."""
+    starts, end = native(record_starts)(data)
+    if len(starts) and starts[-1] == end:
+        size = _SIZE.unpack_from(data, end)[0]
+        raise ReadError(f"record {len(starts)} of an answer says {size} bytes; the broker sent damaged data")
+    if end != len(data):
+        text = f"{len(starts)} records of an answer say {end} bytes in total; it has {len(data)}"
         raise ReadError(f"{text}; the broker sent damaged data")
     return starts
 

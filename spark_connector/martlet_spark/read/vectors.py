@@ -5,9 +5,9 @@ element. So all bodies of a buffer are copied in one call, and so are the topics
 and values.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from martlet.message import KEYS, TAGS, UNIQ_KEY
 from martlet.records.compression import COMPRESSED
 from martlet.records.layout import HEAD_BYTES, MAGIC_V1, WIDE_HOSTS
-from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, PROPERTIES, TIMESTAMP
-from martlet_spark.read.records import Data, Integers, Records
+from martlet_spark.columns import COLUMNS, PROPERTIES, TIMESTAMP
+from martlet_spark.read.records import Data, Integers
 
-__all__ = ["COLUMN", "NEEDED", "RecordVectors", "bounds_of"]
+__all__ = ["COLUMN", "NEEDED", "RecordVectors", "gather_usual"]
 
 NAME_END: Final = 1
 VALUE_END: Final = 2
@@ -31,15 +31,16 @@ HEX: Final = np.array([f"{byte:02X}".encode() for byte in range(256)], dtype="S2
 BODY, TOPIC, TEXT = 0, 2, 4
 BOUNDS: Final = 6
 
+Times: TypeAlias = tuple[int, int]
 
-def bounds_of(records: Records, *, has_bodies: bool) -> Integers:
+
+def bounds_of(data: Data, starts: Integers, heads: Any, *, has_bodies: bool) -> Integers:
     """Return a row of bounds per record: begin and end of body, topic and properties; -1 for odd records.
 
     Odd are records with an IPv6 host or a long topic, damaged ones, and, if bodies are wanted, compressed ones.
     """
     odd = WIDE_HOSTS | (COMPRESSED if has_bodies else 0)
-    heads, starts = records.heads, records.starts
-    raw = np.frombuffer(records.data, np.uint8)
+    raw = np.frombuffer(data, np.uint8)
     ends = starts + heads["size"]
     body_ends = starts + HEAD_BYTES + heads["body_bytes"]
     fine = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] & odd == 0)
@@ -66,15 +67,18 @@ def elements(data: Any, bounds: Integers, first: int, step: int) -> Any:
 class RecordVectors:
     """Records, none of them odd: their fixed fields, bytes, bounds in the bytes, and broker name.
 
-    Only the properties *names* are needed; None means all.
+    Only the properties *names* are needed; None means all. Times outside of *times*, in milliseconds, are null.
     """
 
-    def __init__(self, heads: Any, data: Data, bounds: Integers, broker: str, names: Collection[str] | None) -> None:
+    def __init__(
+        self, heads: Any, data: Data, bounds: Integers, broker: str, names: Collection[str] | None, times: Times
+    ) -> None:
         self.heads = heads
         self.data = data
         self.bounds = np.ascontiguousarray(bounds).reshape(-1)
         self.broker = broker
         self._names = names
+        self._times = times
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -97,7 +101,7 @@ class RecordVectors:
 
     def times(self, field: str) -> Any:
         values = self.heads[field].astype(np.int64)
-        outside = (values < MS_MIN) | (values > MS_MAX)
+        outside = (values < self._times[0]) | (values > self._times[1])
         if outside.any():
             return pa.array(np.where(outside, 0, values) * 1000, TIMESTAMP, mask=outside)
         values *= 1000
@@ -301,3 +305,28 @@ assert COLUMN.keys() == COLUMNS.keys()
 # Column -> the property that it needs, for columns that do not need all.
 NEEDED: Final[Mapping[str, str]] = {"key": KEYS, "tag": TAGS, "msg_id": UNIQ_KEY}
 assert {len(name) for name in NEEDED.values()} <= {4, 8}
+
+
+def gather_usual(
+    data: Data, starts: Integers, heads: Any, names: Sequence[str], schema: pa.Schema, broker: str, times: Times
+) -> tuple[list[Any], Integers]:
+    """Return the columns *names* of the usual records among those at *starts*, and the starts of the others.
+
+    The native kernel has a function with the same name that does the same; see `martlet.runtime.native`.
+
+    Args:
+      heads: the fixed fields of the records.
+      schema: the type of each column.
+      times: the least and the greatest time that is not null, in milliseconds.
+    """
+    wanted = None if "properties" in names else [NEEDED[name] for name in names if name in NEEDED]
+    bounds = bounds_of(data, starts, heads, has_bodies="body" in names)
+    fine = bounds[:, 0] >= 0
+    try:
+        places = RecordVectors(heads[fine], data, bounds[fine], broker, wanted, times)
+        while wanted != [] and places.properties.odd.size:  # twice at most
+            fine[np.flatnonzero(fine)[places.properties.odd]] = False
+            places = RecordVectors(heads[fine], data, bounds[fine], broker, wanted, times)
+        return [COLUMN[name](places) for name in names], starts[~fine]
+    except pa.ArrowInvalid:  # a text is not UTF-8
+        return [pa.array([], schema.field(name).type) for name in names], starts
