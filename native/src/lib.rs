@@ -28,6 +28,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(mqtt::scan_publishes, module)?)?;
     module.add_function(wrap_pyfunction!(stomp::scan_send_frames, module)?)?;
     module.add_function(wrap_pyfunction!(stomp::scan_ack_frames, module)?)?;
+    module.add_function(wrap_pyfunction!(mqtt::number_frames, module)?)?;
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
     module.add_function(wrap_pyfunction!(columns::record_starts, module)?)?;
     module.add_function(wrap_pyfunction!(columns::doubtful_records, module)?)?;

@@ -2,10 +2,11 @@
 //!
 //! The twins are in `martlet_mqtt.wire.scanner`.
 
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyList, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyType};
 
 use crate::guard::guarded;
 
@@ -100,5 +101,42 @@ pub fn scan_publishes<'py>(
         }
         let run = PUBLISH_RUN.import(py, "martlet_mqtt.wire.scanner", "PublishRun")?;
         Ok(Some(run.call1((qos, run_names, bodies, ids, data, start, ends))?))
+    })
+}
+
+/// Where the packet identifier of the PUBLISH at *start* is.
+fn id_place(data: &[u8], start: usize) -> Option<usize> {
+    let mut at = start.checked_add(2)?;
+    while *data.get(at - 1)? > 127 {
+        at += 1;
+    }
+    let &[high, low] = data.get(at..at + 2)? else { return None };
+    Some(at + 2 + (usize::from(high) << 8 | usize::from(low)))
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, starts, ids, flags=0))]
+pub fn number_frames(
+    data: &Bound<'_, PyByteArray>,
+    starts: &Bound<'_, PyAny>,
+    ids: &Bound<'_, PyAny>,
+    flags: u8,
+) -> PyResult<()> {
+    guarded("number_frames", || {
+        let starts = starts.try_iter()?.map(|each| each?.extract()).collect::<PyResult<Vec<usize>>>()?;
+        let ids = ids.try_iter()?.map(|each| each?.extract()).collect::<PyResult<Vec<u16>>>()?;
+        if starts.len() != ids.len() {
+            return Err(PyValueError::new_err(format!("{} frames have {} identifiers", starts.len(), ids.len())));
+        }
+        // SAFETY: no Python code runs while the slice is borrowed, and the lock of the interpreter is held.
+        let bytes = unsafe { data.as_bytes_mut() };
+        for (start, id) in starts.into_iter().zip(ids) {
+            let place = id_place(bytes, start).and_then(|at| bytes.get_mut(at..at + 2));
+            place
+                .ok_or_else(|| PyIndexError::new_err("a frame ends before its identifier"))?
+                .copy_from_slice(&id.to_be_bytes());
+            bytes[start] |= flags;
+        }
+        Ok(())
     })
 }

@@ -1,9 +1,13 @@
 """The kernel finds the runs of MQTT packets that Python finds, wherever the stream is cut."""
 
+from itertools import accumulate
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.native.kernel import kernel_of
 
+from martlet_mqtt.mapping.frames import number_frames, publish_frame
 from martlet_mqtt.wire.codes import V4, V5
 from martlet_mqtt.wire.names import Names
 from martlet_mqtt.wire.scanner import PUBLISH_FIRST, scan_publishes
@@ -46,3 +50,38 @@ def test_the_kernel_finds_the_publishes_that_python_finds(
     native = kernel_of(scan_publishes)(data, 0, version, names, bytes_max, packets_max)
     assert type(native) is type(python)
     assert native == python
+
+
+FRAMES = st.lists(
+    st.builds(
+        lambda name, payload, flags, properties: publish_frame(name, payload, flags, properties),
+        st.sampled_from([b"", b"a", b"x" * 300]),
+        st.sampled_from([b"", b"y" * 130, b"z" * 20_000]),
+        st.sampled_from([2, 4, 3]),
+        st.sampled_from([None, b"", b"\x01\x01"]),
+    ),
+    max_size=6,
+)
+
+
+@given(FRAMES, st.integers(1, 65_530), st.sampled_from([0, 8]))
+def test_the_kernel_numbers_frames_as_python_does(frames: list[bytes], first_id: int, flags: int) -> None:
+    starts = list(accumulate(map(len, frames), initial=0))[:-1]
+    ids = range(first_id, first_id + len(frames))
+    python, native = bytearray(b"".join(frames)), bytearray(b"".join(frames))
+    number_frames(python, starts, ids, flags)
+    kernel_of(number_frames)(native, starts, ids, flags)
+    assert native == python
+
+
+@given(st.binary(max_size=40), st.integers(0, 50))
+def test_the_kernel_refuses_to_number_what_is_no_frame(data: bytes, start: int) -> None:
+    python, native = bytearray(data), bytearray(data)
+    try:
+        number_frames(python, [start], [0x0102])
+    except IndexError:
+        with pytest.raises(IndexError):
+            kernel_of(number_frames)(native, [start], [0x0102])
+    else:
+        kernel_of(number_frames)(native, [start], [0x0102])
+        assert native == python

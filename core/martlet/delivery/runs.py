@@ -25,7 +25,7 @@ from martlet.records.compression import COMPRESSED
 from martlet.records.layout import I32, RecordView, record_views
 from martlet.runtime.native import native
 
-__all__ = ["Frames", "Receiver", "Run", "make_runs", "survey"]
+__all__ = ["Frames", "Receiver", "Run", "make_runs", "note_positions", "survey"]
 
 T = TypeVar("T")
 
@@ -180,6 +180,11 @@ class Run:
     def forget(self) -> None:
         """Drop frames and decoded records; both are made again when they are needed."""
         self._frames = self._decoded = None
+
+
+def note_positions(run: Run, positions: list[int]) -> None:
+    """Note the log positions of the messages of *run*, so that `Run.positions` need not find them."""
+    run._positions = positions
 
 
 _expanded: Final[deque[ref[Run]]] = deque()

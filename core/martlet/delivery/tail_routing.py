@@ -10,7 +10,7 @@ from martlet.delivery.handed import HandedFrames
 from martlet.delivery.merge import POSITION_OF
 from martlet.delivery.routing.division import Found, Grants, Interest, divide
 from martlet.delivery.routing.route_cache import in_pieces
-from martlet.delivery.runs import Frames, Run, make_runs
+from martlet.delivery.runs import Frames, Run, make_runs, note_positions
 from martlet.runtime.steps import Budget, Steps
 from martlet.store import Store
 
@@ -112,7 +112,9 @@ class TailRouting:
     def _attach_frames(self, run: Run, records: list[Found]) -> None:
         """Use frames that were passed on for *run*, which consists of *records*."""
         self._clear_after_undo()
-        for encoding, data, ends in self._handed.find([each[0] for each in records]):
+        positions = [each[0] for each in records]
+        note_positions(run, positions)
+        for encoding, data, ends in self._handed.find(positions):
             run.keep(encoding, Frames(data, ends))
 
     def _clear_after_undo(self) -> None:

@@ -6,7 +6,10 @@ lose a note and keep a later one, which may be in an atomic group with a message
 not depend on earlier ones (INDEPENDENT), and the others are ignored.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, repeat
+from operator import sub
 from struct import Struct
 from typing import Any, Final, final
 
@@ -191,9 +194,7 @@ class SessionState:
             self._apply_sent(*arguments)
         elif kind == ACKNOWLEDGED:
             first, count = arguments
-            for number in range(first, first + count):
-                if self.flight.pop(number, None) is not None:
-                    self.size -= FLIGHT_BYTES
+            self.size -= self._take(range(first, first + count)) * FLIGHT_BYTES
         elif kind == HELD:
             self._apply_held(*arguments)
         elif kind in (FILTER, PROGRESS):
@@ -242,22 +243,23 @@ class SessionState:
                 self.begins = NO_BEGINS
 
     def _apply_sent(self, first_id: int, position_deltas: Sequence[int], end: int) -> None:
-        position, packet_id = 0, first_id
         flight, before = self.flight, len(self.flight)
-        for delta in position_deltas:
-            position += delta
-            flight[packet_id] = position
-            packet_id += 1
+        flight.update(zip(range(first_id, first_id + len(position_deltas)), accumulate(position_deltas), strict=True))
         self.size += (len(flight) - before) * FLIGHT_BYTES
-        self.next_id = packet_id
+        self.next_id = first_id + len(position_deltas)
         self._move(end)
 
     def _apply_held(self, first: int, count: int) -> None:
-        flight, count_before = self.flight, len(self.flight)
-        for number in range(first, first + count):
-            flight.pop(number, None)  # so that held ids are in the order of their notes
-            flight[number] = NO_MESSAGE
-        self.size += (len(flight) - count_before) * FLIGHT_BYTES
+        numbers = range(first, first + count)
+        taken = self._take(numbers)  # so that held ids are in the order of their notes
+        self.flight.update(dict.fromkeys(numbers, NO_MESSAGE))
+        self.size += (count - taken) * FLIGHT_BYTES
+
+    def _take(self, numbers: range) -> int:
+        """Remove *numbers* from the ids in flight; return how many of them were there."""
+        before = len(self.flight)
+        deque(map(self.flight.pop, numbers, repeat(None)), 0)
+        return before - len(self.flight)
 
     def _add_filter(self, topic_filter: str, options: bytes) -> None:
         self.filters[topic_filter] = options
@@ -388,12 +390,7 @@ def decode_note(note: bytes) -> tuple[Kind, str, int, list[Any]]:
 
 def encode_sent(first: int, positions: Sequence[int], end: int) -> list[Any]:
     """Return the arguments of a SENT note: messages at *positions* were sent with ids from *first* on."""
-    previous = 0
-    differences: list[int] = []
-    for position in positions:
-        differences.append(position - previous)
-        previous = position
-    return [first, differences, end]
+    return [first, list(map(sub, positions, chain((0,), positions))), end]
 
 
 def encode_whole(state: SessionState, bytes_max: int) -> list[bytes]:

@@ -1,6 +1,6 @@
 """Acts on the packets of one client (martlet.contracts.Handler)."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final, final
 
 from martlet.contracts import Buffer, Peer
@@ -136,7 +136,7 @@ class MqttHandler:
             return None
         return context.broker.turns.finish(answer_request(context, client.gate, self._peer, packet, self._connection))
 
-    def _acknowledge(self, client: Client, kind: PacketType, ids: tuple[int, ...], reason: int) -> None:
+    def _acknowledge(self, client: Client, kind: PacketType, ids: Sequence[int], reason: int) -> None:
         if kind is PacketType.PUBREL:
             client.incoming.released(ids)
         elif kind is PacketType.PUBREC:

@@ -5,7 +5,7 @@ identifier of a QoS 2 message is stored in one atomic group with the message, so
 PUBLISH that is sent again is stored once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, final
 
 from msgspec.structs import replace
@@ -33,12 +33,13 @@ from martlet_mqtt.wire.errors import MqttError, NotAccepted, reason_of
 from martlet_mqtt.wire.names import Name
 from martlet_mqtt.wire.packets import Ack, Connect, Publish
 from martlet_mqtt.wire.properties import Property
-from martlet_mqtt.wire.scanner import PublishRun
+from martlet_mqtt.wire.scanner import PublishRun, acks_of, ids_of
 
 __all__ = ["Incoming", "replaced"]
 
 _ANSWERS: Final = {1: b"\x40\x02", 2: b"\x50\x02"}
 _KINDS: Final = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
+PUBCOMP: Final = 0x70
 _SHOWN: Final = 80
 # Names of the encodings in which subscribers get a PUBLISH unchanged; by whether it has properties, and by its QoS.
 _SAME: Final = {
@@ -398,14 +399,8 @@ class Incoming:
 
     def _publish_qos2(self, run: PublishRun, queues: dict[Name, Queue]) -> None:
         """Store the new messages of a run of QoS 2, in one atomic group with their identifiers."""
-        session, flight = self._session, self._session.flight
-        ids = [int.from_bytes(each) for each in run.ids]
-        new_ids: set[int] = set()
-        new_indexes: list[int] = []
-        for index, packet_id in enumerate(ids):
-            if INCOMING + packet_id not in flight and packet_id not in new_ids:
-                new_ids.add(packet_id)
-                new_indexes.append(index)
+        session, ids = self._session, ids_of(b"".join(run.ids))
+        new_indexes = self._find_new(ids)
         if not new_indexes:
             self._answer_qos2(run, NEXT_COMMIT)  # as in `publish`
             return
@@ -414,7 +409,7 @@ class Incoming:
             self._publish_singly(run)
             return
         changes = session.changes()
-        _hold_all(changes, [ids[index] for index in new_indexes])
+        _hold_all(changes, ids if len(new_indexes) == len(ids) else [ids[index] for index in new_indexes])
         try:
             items = self._items(run, queues, new_indexes)
             result = self._gate.publish_all(items, atomic=True, notes=changes.notes)
@@ -427,6 +422,14 @@ class Incoming:
         if len(new_indexes) == len(ids):
             self._share_frames(run, result.positions)
         self._answer_qos2(run, result.end)
+
+    def _find_new(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the indexes of *ids* whose messages of QoS 2 are new."""
+        held_ids = {number - INCOMING for number in map(INCOMING.__add__, ids) if number in self._session.flight}
+        if isinstance(ids, range) and not held_ids:
+            return range(len(ids))
+        first_indexes = {packet_id: index for index, packet_id in reversed(list(enumerate(ids)))}
+        return sorted([index for packet_id, index in first_indexes.items() if packet_id not in held_ids])
 
     def _share_frames(self, run: PublishRun, positions: Sequence[int]) -> None:
         """Give the packets of *run*, unchanged, to the feed as frames for subscribers."""
@@ -452,8 +455,10 @@ class Incoming:
     def released(self, ids: Sequence[int]) -> None:
         """Release the messages with *ids*, and answer PUBCOMP. Raises `Refused`."""
         session, flight = self._session, self._session.flight
-        known_ids = dict.fromkeys([packet_id for packet_id in ids if INCOMING + packet_id in flight])
-        for first_id, count in ranges_of(list(known_ids)):
+        known_ids: Collection[int] = dict.fromkeys([packet_id for packet_id in ids if INCOMING + packet_id in flight])
+        if isinstance(ids, range) and len(known_ids) == len(ids):
+            known_ids = ids
+        for first_id, count in ranges_of(known_ids):
             session.acknowledge(INCOMING + first_id, count)
         if self._connection.state is State.ENDED:
             return  # an earlier commit failed, so the stored session still has these identifiers
@@ -461,7 +466,7 @@ class Incoming:
         self._peer.hold_until(session.until)
         self._context.counters.answers += len(ids)
         if len(known_ids) == len(ids) or self._version != V5:
-            self._peer.send(b"".join([b"\x70\x02" + packet_id.to_bytes(2) for packet_id in ids]))
+            self._peer.send(acks_of(PUBCOMP, ids))
             return
         for packet_id in ids:
             reason = ReasonCode.SUCCESS if packet_id in known_ids else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND

@@ -188,7 +188,10 @@ def encode_alone(
 
 
 def number_frames(data: bytearray, starts: Iterable[int], ids: Sequence[int], flags: int = 0) -> None:
-    """Write packet identifiers into the frames that begin at *starts* in *data*; add *flags* to their first bytes."""
+    """Write packet identifiers into the frames that begin at *starts* in *data*; add *flags* to their first bytes.
+
+    The native kernel has this function as well; see `martlet.runtime.native`.
+    """
     for start, packet_id in zip(starts, ids, strict=True):
         at = start + 2
         while data[at - 1] > 127:

@@ -13,16 +13,18 @@ identifier is durable, so the identifier means the same message after any crash.
 leases to the client (`shares.py`) has an identifier that is not in the session.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, final
 
 from martlet.contracts import Peer
+from martlet.runtime.native import native
 from martlet.sessions.journal_codec import NO_MESSAGE
 from martlet.sessions.session import Session
 from martlet_mqtt.mapping.frames import number_frames, with_payloads
 from martlet_mqtt.outbound.shares import SharedSubscriptions
 from martlet_mqtt.shared.context import Counters
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
+from martlet_mqtt.wire.scanner import acks_of
 
 __all__ = ["IDS_MAX", "INCOMING", "QOS2", "RETAINED", "Flight", "ranges_of"]
 
@@ -30,6 +32,7 @@ IDS_MAX: Final = 65_535
 INCOMING: Final = 1 << 16
 QOS2: Final = 1 << 17
 RETAINED: Final = 1 << 18
+PUBREL: Final = 0x62
 
 
 @final
@@ -84,7 +87,7 @@ class Flight:
     def _send_releases(self, numbers: Sequence[int]) -> None:
         if numbers:
             self._counters.answers += len(numbers)
-            self._peer.send(b"".join([b"\x62\x02" + (number & IDS_MAX).to_bytes(2) for number in numbers]))
+            self._peer.send(acks_of(PUBREL, [number & IDS_MAX for number in numbers]))
 
     def is_due(self, number: int, position: int) -> bool:
         """Return whether the message with *number* is still in flight, and count it as sent."""
@@ -134,7 +137,7 @@ class Flight:
         while at < count:
             first_id, id_count = self.take_ids(count - at)
             next_at = at + id_count
-            number_frames(data, starts[at:next_at], range(first_id, first_id + id_count))
+            native(number_frames)(data, starts[at:next_at], range(first_id, first_id + id_count))
             session.hand_out(base + first_id, positions[at:next_at], end if next_at == count else positions[next_at])
             at = next_at
         self._peer.hold_until(session.until)
@@ -151,7 +154,9 @@ class Flight:
         used, first_id = self._used, self._next_id
         while first_id > IDS_MAX or first_id in used:
             first_id = first_id + 1 if first_id < IDS_MAX else 1
-        end_id = first_id + 1
+        end_id = min(first_id + count, IDS_MAX + 1)
+        if not used.isdisjoint(range(first_id, end_id)):
+            end_id = first_id + 1
         while end_id < first_id + count and end_id <= IDS_MAX and end_id not in used:
             end_id += 1
         used.update(range(first_id, end_id))
@@ -174,23 +179,19 @@ class Flight:
         return unknown
 
     def _settle(self, base: int, ids: Sequence[int]) -> list[int]:
-        session, flight, at, count = self._session, self._session.flight, 0, len(ids)
+        session, flight = self._session, self._session.flight
         unknown: list[int] = []
-        while at < count:
-            first_id = last_id = ids[at]
-            if base + first_id not in flight:
-                unknown.append(first_id)
-                at += 1
-                continue
-            at += 1
-            while at < count and ids[at] == last_id + 1 and base + last_id + 1 in flight:
-                last_id += 1
-                at += 1
-            session.acknowledge(base + first_id, last_id - first_id + 1)
-            freed_ids = range(first_id, last_id + 1)
-            self._used.difference_update(freed_ids)
-            if self._unsent:
-                self._unsent.difference_update(freed_ids)
+        for first_id, count in ranges_of(ids):
+            known: Sequence[int] = range(first_id, first_id + count)
+            if not _has_all(flight, base, known):
+                unknown += [each for each in known if base + each not in flight]
+                known = [each for each in known if base + each in flight]
+            for first_known, known_count in ranges_of(known):
+                session.acknowledge(base + first_known, known_count)
+                freed_ids = range(first_known, first_known + known_count)
+                self._used.difference_update(freed_ids)
+                if self._unsent:
+                    self._unsent.difference_update(freed_ids)
         return unknown
 
     def received(self, ids: Sequence[int], reason: int) -> list[int]:
@@ -198,19 +199,16 @@ class Flight:
 
         The answer PUBREL leaves once the note of the receipt is durable [MQTT-4.3.3-4].
         """
-        session, flight, unknown = self._session, self._session.flight, list[int]()
-        known_numbers: list[int] = []
-        for packet_id in ids:
-            number = QOS2 + packet_id if QOS2 + packet_id in flight else QOS2 + RETAINED + packet_id
-            if number not in flight:
-                unknown.append(packet_id)
-                continue
-            known_numbers.append(number)
-        self._unsent.difference_update([number & IDS_MAX for number in known_numbers])
+        session, flight = self._session, self._session.flight
+        known_numbers, unknown = self._find_received(ids)
+        if self._unsent:
+            self._unsent.difference_update([number & IDS_MAX for number in known_numbers])
         if reason >= ReasonCode.UNSPECIFIED_ERROR:
             self._free(dict.fromkeys(known_numbers))
         elif known_numbers:
-            with_message = [number for number in dict.fromkeys(known_numbers) if flight[number] != NO_MESSAGE]
+            with_message = known_numbers
+            if not isinstance(known_numbers, range) or NO_MESSAGE in map(flight.get, known_numbers):
+                with_message = [number for number in dict.fromkeys(known_numbers) if flight[number] != NO_MESSAGE]
             for first_number, count in ranges_of(with_message):
                 session.hold(first_number, count)
             if not self._is_closed:  # otherwise a failed commit lost the session
@@ -219,14 +217,35 @@ class Flight:
         self._peer.wake()
         return unknown
 
-    def _free(self, numbers: Collection[int]) -> None:
+    def _find_received(self, ids: Sequence[int]) -> tuple[Sequence[int], list[int]]:
+        """Return the numbers in flight of QoS 2 messages with *ids*, a range if *ids* is one, and the unknown ids."""
+        flight = self._session.flight
+        if isinstance(ids, range) and _has_all(flight, QOS2, ids):
+            return range(QOS2 + ids.start, QOS2 + ids.stop), []
+        known_numbers, unknown = list[int](), list[int]()
+        for packet_id in ids:
+            number = QOS2 + packet_id if QOS2 + packet_id in flight else QOS2 + RETAINED + packet_id
+            if number in flight:
+                known_numbers.append(number)
+            else:
+                unknown.append(packet_id)
+        return known_numbers, unknown
+
+    def _free(self, numbers: Iterable[int]) -> None:
         for first_number, count in ranges_of(numbers):
             self._session.acknowledge(first_number, count)
         self._used.difference_update([number & IDS_MAX for number in numbers])
 
 
+def _has_all(flight: Mapping[int, int], base: int, ids: Sequence[int]) -> bool:
+    """Return whether *flight* has *ids*, a range, with *base* added."""
+    return all(map(flight.__contains__, range(base + ids[0], base + ids[-1] + 1)))
+
+
 def ranges_of(ids: Iterable[int]) -> list[tuple[int, int]]:
     """Return *ids* as ranges of consecutive numbers, each with its first number and its length."""
+    if isinstance(ids, range):
+        return [(ids.start, len(ids))] if ids else []
     ranges: list[tuple[int, int]] = []
     for each in ids:
         if ranges and each == ranges[-1][0] + ranges[-1][1]:

@@ -9,13 +9,13 @@
 | messages of shared subscriptions | `shares.py` |
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Final, cast, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.delivery.cursor import CursorPlace
-from martlet.delivery.runs import Run
+from martlet.delivery.runs import Frames, Run
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
 from martlet.groups.member import Member
@@ -308,27 +308,19 @@ class Outgoing:
                 self._peer.send(*with_payloads(frames.data, payloads_of(frames, 0, run.count)))
             return
         data, ends, positions = frames.data, frames.ends, run.positions()
-        index, count = 0, run.count
-        while index < count:
+        for index, end_index in _stretches(frames):
             start = ends[index - 1] if index else 0
-            if start == ends[index]:
-                index += 1
-                continue
-            qos = data[start] & 6
-            end_index = index + 1
-            while end_index < count and ends[end_index] > ends[end_index - 1] and data[ends[end_index - 1]] & 6 == qos:
-                end_index += 1
-            if qos:
-                starts = [start, *ends[index : end_index - 1]]
-                end = positions[end_index] if end_index < count else run.end
-                packets, payloads = bytearray(data[start : ends[end_index - 1]]), payloads_of(frames, index, end_index)
-                starts = [each - start for each in starts]
+            frames_data, payloads = data[start : ends[end_index - 1]], payloads_of(frames, index, end_index)
+            if data[start] & 6:
+                starts = [0, *ends[: end_index - 1]]
+                if index:
+                    starts = [each - start for each in starts[index:]]
+                end = positions[end_index] if end_index < run.count else run.end
+                packets = bytearray(frames_data)
                 self.flight.number_and_send(packets, starts, positions[index:end_index], end, 0, payloads)
             else:
                 counters.delivered += end_index - index
-                frames_data = data[start : ends[end_index - 1]]
-                self._peer.send(*with_payloads(frames_data, payloads_of(frames, index, end_index)))
-            index = end_index
+                self._peer.send(*with_payloads(frames_data, payloads))
 
     # shared subscriptions
 
@@ -366,6 +358,24 @@ class Outgoing:
             raise
         changes.apply()
         self._peer.hold_until(NEXT_COMMIT)
+
+
+def _stretches(frames: Frames) -> Iterator[tuple[int, int]]:
+    """Yield the indexes of the first frame, and after the last one, of stretches of frames with the same QoS."""
+    data, ends, count = frames.data, frames.ends, len(frames.ends)
+    if frames.is_whole and len({first & 6 for first in set(map(data.__getitem__, [0, *ends[:-1]]))}) == 1:
+        yield 0, count
+        return
+    index = 0
+    while index < count:
+        start = ends[index - 1] if index else 0
+        end_index = index + 1
+        if start < ends[index]:
+            qos = data[start] & 6
+            while end_index < count and ends[end_index] > ends[end_index - 1] and data[ends[end_index - 1]] & 6 == qos:
+                end_index += 1
+            yield index, end_index
+        index = end_index
 
 
 def _is_droppable(grants: tuple[Hashable, ...]) -> bool:

@@ -7,13 +7,13 @@ all other packets, and reports every error.
 
 import re
 from collections.abc import Sequence
-from struct import unpack
+from struct import pack, unpack
 from typing import Final, NamedTuple, final
 
 from martlet_mqtt.wire.codes import V5, PacketType
 from martlet_mqtt.wire.names import Name, Names
 
-__all__ = ["AckRun", "PublishRun", "scan_acks", "scan_publishes"]
+__all__ = ["AckRun", "PublishRun", "acks_of", "ids_of", "scan_acks", "scan_publishes"]
 
 # The first bytes of PUBLISH with QoS 0, 1 and 2, without DUP and RETAIN.
 PUBLISH_FIRST: Final = frozenset((0x30, 0x32, 0x34))
@@ -46,10 +46,10 @@ class PublishRun(NamedTuple):
 
 @final
 class AckRun(NamedTuple):
-    """Consecutive PUBACK, PUBREC, PUBREL or PUBCOMP packets that report success."""
+    """Consecutive PUBACK, PUBREC, PUBREL or PUBCOMP packets that report success; ``ids`` as `ids_of` returns them."""
 
     kind: PacketType
-    ids: tuple[int, ...]
+    ids: Sequence[int]
 
 
 def scan_publishes(
@@ -137,4 +137,19 @@ def scan_acks(data: bytes, at: int, packets_max: int = RUN_PACKETS_MAX) -> tuple
     ids = bytearray(len(run) // 2)
     ids[0::2] = run[2::ACK_BYTES]
     ids[1::2] = run[3::ACK_BYTES]
-    return AckRun(PacketType(run[0] >> 4), unpack(f">{len(ids) // 2}H", ids)), end
+    return AckRun(PacketType(run[0] >> 4), ids_of(ids)), end
+
+
+def ids_of(data: bytes | bytearray) -> Sequence[int]:
+    """Return the packet identifiers in *data*, two bytes each; a range if they are consecutive, as they usually are."""
+    ids: tuple[int, ...] = unpack(f">{len(data) // 2}H", data)
+    consecutive = range(ids[0], ids[0] + len(ids))
+    return consecutive if ids[-1] == consecutive[-1] and ids == tuple(consecutive) else ids
+
+
+def acks_of(first: int, ids: Sequence[int]) -> bytes:
+    """Return acknowledgements without a reason for *ids*; *first* is their first byte."""
+    found, packed = bytearray(bytes((first, 2, 0, 0)) * len(ids)), pack(f">{len(ids)}H", *ids)
+    found[2::ACK_BYTES] = packed[0::2]
+    found[3::ACK_BYTES] = packed[1::2]
+    return bytes(found)
