@@ -193,8 +193,8 @@ class Broker:
           StoreFailed: the disk failed.
         """
         assert atomic or not (notes or own), "journal entries and own records are stored all or none"
-        if not atomic and self._are_usual(items):
-            return self.store.writer.append_all(items)
+        if not (notes or own) and self._are_usual(items):
+            return self.store.writer.append_all(items, atomic=atomic)
         stages = self.stages.after(passed) if passed else self.stages
         appended: list[AppendItem] = []
         own_records: list[Message] = []

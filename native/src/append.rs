@@ -1,6 +1,6 @@
 //! The inner loop of appends: usual messages into the end of the log and into their queues.
 //!
-//! The twin is `martlet.store.append.usual.put_usual`, which says what a usual message is.
+//! The twins are in `martlet.store.append.usual`, which says what a usual message is.
 
 use memchr::memmem;
 use pyo3::buffer::PyBuffer;
@@ -229,6 +229,37 @@ pub fn put_usual<'py>(items: &Bound<'py, PyAny>, done: usize, terms: &Bound<'py,
     }
     tail.setattr(intern!(py, "position"), run.position)?;
     outcome
+}
+
+/// Return the size of the records of items; -1 if one may be unusual or is too large.
+#[pyfunction]
+pub fn measure_usual<'py>(items: &Bound<'py, PyAny>, body_bytes_max: usize) -> PyResult<i64> {
+    guarded("measure_usual", || {
+        let (py, mut size) = (items.py(), 0);
+        let mut known: Option<(Bound<'py, PyAny>, usize)> = None;
+        for index in 0..items.len()? {
+            let item = items.get_item(index)?.cast_into::<PyTuple>()?;
+            let (body, properties) = (item.get_item(1)?, item.get_item(2)?.cast_into::<PyBytes>()?);
+            let (body_bytes, properties) = (body.len()?, properties.as_bytes());
+            if body_bytes > body_bytes_max
+                || properties.len() > PROPERTIES_BYTES_MAX
+                || item.get_item(7)?.len()? != 8
+                || has_record_crc(properties, false)
+                || properties.contains(&0)
+                || memmem::find(properties, MULTI).is_some()
+            {
+                return Ok(-1);
+            }
+            let queue = item.get_item(0)?;
+            let overhead = match &known {
+                Some((queue_before, overhead)) if queue_before.is(&queue) => *overhead,
+                _ => queue.getattr(intern!(py, "overhead"))?.extract()?,
+            };
+            size += overhead + body_bytes + properties.len();
+            known = Some((queue, overhead));
+        }
+        Ok(size as i64)
+    })
 }
 
 struct Run<'a, 'py> {

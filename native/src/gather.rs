@@ -84,7 +84,7 @@ impl Parts {
         let mut behind = 0;
         for entry in entries.chunks_exact(ENTRY_BYTES) {
             let Some(Entry { position, size }) = Entry::read(entry) else { break };
-            if position >> 32 != base >> 32 || position < base || size <= 0 || size >= BLANK_SIZE {
+            if position >> 32 != base >> 32 || position < base || size <= 0 || size == BLANK_SIZE {
                 break;
             }
             let (start, size) = ((position - base) as usize, size as usize);

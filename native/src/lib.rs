@@ -5,6 +5,7 @@
 
 mod append;
 mod columns;
+mod batches;
 mod gather;
 mod guard;
 mod items;
@@ -40,5 +41,8 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gather::select_entries, module)?)?;
     module.add_function(wrap_pyfunction!(records::find_names, module)?)?;
     module.add_function(wrap_pyfunction!(records::survey, module)?)?;
+    module.add_function(wrap_pyfunction!(batches::take_members, module)?)?;
+    module.add_function(wrap_pyfunction!(batches::batch_items, module)?)?;
+    module.add_function(wrap_pyfunction!(append::measure_usual, module)?)?;
     Ok(())
 }

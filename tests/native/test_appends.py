@@ -11,7 +11,7 @@ from tests.native.kernel import kernel_of
 
 from martlet.records.codec import RECORD_CRC_ROOM, with_room_for_record_crc
 from martlet.store.append.items import AppendItem, AppendResult
-from martlet.store.append.usual import put_usual
+from martlet.store.append.usual import measure_usual, put_usual
 from martlet.store.queues.queues import Queue
 
 IPV4, IPV6 = b"\x7f\0\0\x01\0\0\x30\x39", bytes(range(20))
@@ -131,3 +131,10 @@ def test_properties_that_only_resemble_a_record_crc_are_usual(put: Any) -> None:
     items = [Item(0, (b"body", each, 0, 0, 0, 0, IPV4, 0, 0)) for each in properties]
     done, *_ = World(4900, [0] * 4).put(put, items, IPV4, 1, BODY_BYTES_MAX, False, False, [])
     assert done == len(items)
+
+
+@given(st.lists(ITEMS, max_size=8))
+def test_the_kernel_measures_what_python_measures(items: list[Item]) -> None:
+    queues = World(0, [0] * 4).queues
+    own = [cast("AppendItem", (queues[each.queue], *each.rest)) for each in items]
+    assert kernel_of(measure_usual)(own, BODY_BYTES_MAX) == measure_usual(own, BODY_BYTES_MAX)

@@ -11,7 +11,7 @@ decisions on messages and topic filters use ``topic/name``.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Protocol, TypeVar, final
+from typing import Final, Protocol, TypeGuard, TypeVar, final
 
 from martlet.access.allowances import UNLIMITED, Allowance
 from martlet.access.grant import (
@@ -52,6 +52,8 @@ from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, EVENT_TOPIC, RETRY_
 __all__ = ["Gate"]
 
 T = TypeVar("T")
+
+FEW: Final = 4  # items; for more, a look at all of them together is faster than one at each
 
 
 class ReplyRouting(Protocol):
@@ -171,7 +173,7 @@ class Gate:
         is_counted = self._is_limited and bool(items) and self.allowance.applies
         if is_counted:
             refused = _refuse_excess(self.allowance, items, atomic=atomic)
-        for index, item in enumerate(items):
+        for index, item in () if _may_publish(items, publishable) else enumerate(items):
             try:
                 if not isinstance(item, Message):
                     topic = queue_of(item).topic
@@ -450,6 +452,17 @@ class Gate:
     ) -> tuple[Session, bool]:
         """Return the session *name* of this identity, like `Sessions.open`, and whether it existed before."""
         return self._behind.sessions.open(protocol, self.identity.name, name, position, lost, expiry_s=expiry_s)
+
+
+def _are_tuples(items: Sequence[AppendItem | Message]) -> TypeGuard[Sequence[AppendItem]]:
+    return Message not in set(map(type, items))
+
+
+def _may_publish(items: Sequence[AppendItem | Message], publishable: Collection[str]) -> bool:
+    """Return whether all of several *items* are tuples for topics in *publishable*."""
+    if len(items) < FEW or not _are_tuples(items):
+        return False
+    return all(queue.topic in publishable for queue in set(map(queue_of, items)))
 
 
 def _size_of(item: AppendItem | Message) -> int:

@@ -4,7 +4,7 @@ A usual message fits into the page at the end of the log and into the limits, ha
 kind, and is no prepared message. Its properties do not end with a record CRC, and contain, which is looked for only if
 *is_odd*, no zero byte and no light queues.
 
-The native kernel has a function with the same name that does the same; see `martlet.runtime.native`.
+The native kernel has `put_usual` and `measure_usual` as well; see `martlet.runtime.native`.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from martlet.records.codec import (
 from martlet.records.layout import ENTRY, HEAD, HEAD_BYTES, MAGIC_V1, PREPARED, SHORT, STORE_BITS
 from martlet.runtime.checksum import crc32_each
 from martlet.store.append.committer import Appended
-from martlet.store.append.items import AppendItem, AppendResult, body_of
+from martlet.store.append.items import AppendItem, AppendResult, body_of, properties_of
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.format.light import MULTI
 from martlet.store.queues.queues import Queues
 
-__all__ = ["Terms", "put_usual"]
+__all__ = ["Terms", "measure_usual", "put_usual"]
 
 ENTRY_PACK: Final = ENTRY.pack
 HEAD_PACK: Final = HEAD.pack_into
@@ -119,6 +119,26 @@ def _put_part(items: Sequence[AppendItem], crcs: Sequence[int], terms: Terms) ->
         ends.append(end)
         offsets.append(offset)
     return len(positions)
+
+
+def measure_usual(items: Sequence[AppendItem], body_bytes_max: int) -> int:
+    """Return the size of the records of *items*, whose hosts are IPv4; -1 if one may be unusual or is too large."""
+    size = 0
+    for queue, body, properties, _, _, _, _, born_host, _, _ in items:
+        body_bytes, properties_bytes = len(body), len(properties)
+        if (
+            body_bytes > body_bytes_max
+            or properties_bytes > PROPERTIES_BYTES_MAX
+            or len(born_host) != 8
+            or (may_have_record_crc(properties, properties_bytes) and has_record_crc(properties, properties_bytes))
+        ):
+            return -1
+        size += queue.overhead + body_bytes + properties_bytes
+    all_properties = list(map(properties_of, items))
+    joined = b"".join(all_properties)
+    # A name may begin in one message and end in the next.
+    is_odd = 0 in joined or (joined.find(MULTI) >= 0 and any(each.find(MULTI) >= 0 for each in all_properties))
+    return -1 if is_odd else size
 
 
 def _has_room(properties: bytes) -> bool:

@@ -12,7 +12,6 @@ from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.records.codec import (
     encode_record,
-    may_have_record_crc,
     record_size,
     with_room_for_record_crc,
     without_record_crc,
@@ -40,7 +39,7 @@ from martlet.store.append.items import (
     queue_of,
     sys_flag_of,
 )
-from martlet.store.append.usual import put_usual
+from martlet.store.append.usual import measure_usual, put_usual
 from martlet.store.config import StoreConfig
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.format.atomic import MARK_AT, group_flags
@@ -80,7 +79,7 @@ class Writer:
         # Returns the tag code of encoded properties, for an `AppendItem`.
         self.code_of: Final = TagCodes().of
         self._record_crcs = config.record_crcs
-        self._put_usual = native(put_usual)
+        self._put_usual, self._measure_usual = native(put_usual), native(measure_usual)
         # The broker's address as in records: 4 or 16 address bytes and an i32 port.
         self.store_host = NO_HOST
         # Whether records are indexed in the light queues that they name.
@@ -132,9 +131,13 @@ class Writer:
         if count > config.group_messages_max:
             limit = f"the maximum is {config.group_messages_max} (store.group_messages_max)"
             raise Refused(Reason.ILLEGAL, f"the group has {count} messages; {limit}")
-        if self._record_crcs or True in [may_have_record_crc(each, len(each)) for each in map(properties_of, items)]:
+        self._admission.check()
+        size, is_odd = -1, False
+        if len(self.store_host) == len(NO_HOST) and not self._record_crcs:
+            size = self._measure_usual(items, config.message_bytes_max)
+        if size < 0:
             items = [self._fit_item(item) for item in items]
-        size, is_odd = self._measure_group(items)
+            size, is_odd = self._measure_group(items)
         if size > config.group_room:
             why = "store.group_bytes_max, or two messages of store.message_bytes_max"
             raise Refused(Reason.ILLEGAL, f"the group has {size} bytes; the maximum is {config.group_room} ({why})")
@@ -157,7 +160,6 @@ class Writer:
         Raises:
           Refused: an item cannot be stored.
         """
-        self._admission.check()
         body_sizes, properties = list(map(len, map(body_of, items))), list(map(properties_of, items))
         properties_size_max, all_properties = max(map(len, properties)), b"".join(properties)
         if (

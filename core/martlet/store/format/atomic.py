@@ -60,11 +60,13 @@ INNER_FLAG: Final = INNER << 24
 
 NOWHERE: Final = 2**62  # greater than every position
 TORN: Final = -1
+FLAGS_CACHED: Final = 16  # of one group size each, 8 bytes a message
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]
 
 
 @lru_cache(maxsize=16)
+@lru_cache(FLAGS_CACHED)
 def group_flags(count: int) -> tuple[int, ...]:
     """Return the bits of sysFlag for a group of *count* records; a single record has none."""
     return tuple(mark << 24 for mark in group_marks(count))

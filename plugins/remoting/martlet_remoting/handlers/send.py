@@ -387,18 +387,15 @@ def _store_batch(
     message = make_message(context, header, *members[0])
     name, sys_flag, born_ms, host = message.topic, message.sys_flag, message.born_ms, message.born_host
     times, queue = message.reconsume_times, None if needs_stages else gate.find_queue(name, header.queue_id)
-    items: list[AppendItem | Message]
+    items: Sequence[AppendItem | Message]
     if queue is None:
         items = [
             Message(name, body, properties, header.queue_id, flag, sys_flag, born_ms, host, times)
             for body, properties, flag in members
         ]
     else:
-        code_of = grant.code_of
-        items = [
-            (queue, body, properties, code_of(properties), flag, sys_flag, born_ms, host, times, 0)
-            for body, properties, flag in members
-        ]
+        templates = context.state.templates
+        items = templates.batch_items(members, queue, sys_flag, born_ms, host, times, grant.code_of)
     result = gate.publish_all(items, atomic=True)
     first = result.placed(0)
     ids = _batch_ids(context.state.templates, result.positions)

@@ -1,6 +1,6 @@
 """Constant parts of answers and records, and the messages of usual sends, which get them.
 
-The native kernel has `usual_items` as well; see `martlet.runtime.native`.
+The native kernel has `usual_items` and `batch_items` as well; see `martlet.runtime.native`.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,9 @@ from typing import Final, final
 from martlet.message import PROPERTIES_BYTES_MAX, Message
 from martlet.runtime.native import native
 from martlet.store.append.items import AppendItem
+from martlet.store.queues.queues import Queue
 from martlet.tables.topics import Topic
+from martlet_remoting.wire.batches import Member
 from martlet_remoting.wire.codec import (
     ack_response_template,
     pop_response_template,
@@ -19,7 +21,7 @@ from martlet_remoting.wire.codec import (
 from martlet_remoting.wire.codes import FLAG_ONEWAY
 from martlet_remoting.wire.sends import Send, sent_answers
 
-__all__ = ["Templates", "contains", "usual_items"]
+__all__ = ["Templates", "batch_items", "contains", "usual_items"]
 
 OTHER_FLAGS: Final = ~FLAG_ONEWAY
 
@@ -35,6 +37,7 @@ class Templates:
         self.acknowledged: Final = ack_response_template()
         self.sent: Final = send_response_template(region, trace)
         self.usual_items: Final = native(usual_items)
+        self.batch_items: Final = native(batch_items)
         self.sent_answers: Final = native(sent_answers)
         # Header fields of every answer to a send, including refusals.
         self.send_ext: Final = {"TRACE_ON": tracing, "MSG_REGION": region}
@@ -104,6 +107,22 @@ def usual_items(
         room -= queue.overhead + len(body) + len(properties)
         run.append((queue, body, properties, code_of(properties), flag, sys_flag, born_ms, host, 0, 0))
     return room
+
+
+def batch_items(
+    members: Sequence[Member],
+    queue: Queue,
+    sys_flag: int,
+    born_ms: int,
+    host: bytes,
+    reconsume_times: int,
+    code_of: Callable[[bytes], int],
+) -> list[AppendItem]:
+    """Return the items of *members* of a batch, which go to *queue*; *code_of* returns the tag code of properties."""
+    return [
+        (queue, body, properties, code_of(properties), flag, sys_flag, born_ms, host, reconsume_times, 0)
+        for body, properties, flag in members
+    ]
 
 
 def contains(properties: bytes, words: Sequence[bytes]) -> bool:

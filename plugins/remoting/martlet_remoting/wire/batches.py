@@ -1,5 +1,7 @@
 """The body of a batch send: consecutive messages of one topic (RocketMQ MessageDecoder.encodeMessage).
 
+The native kernel has `take_members` as well; see `martlet.runtime.native`.
+
 Each message, big-endian: i32 total size, i32 magic 0, i32 CRC 0, i32 flag, i32 body
 length, the body, i16 properties length, the property string.
 """
@@ -10,8 +12,17 @@ from typing import Final, TypeAlias, final
 
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX
+from martlet.runtime.native import native
 
-__all__ = ["BATCH_MESSAGES_MAX", "BatchMessage", "Member", "decode_batch", "encode_batch", "split_batch"]
+__all__ = [
+    "BATCH_MESSAGES_MAX",
+    "BatchMessage",
+    "Member",
+    "decode_batch",
+    "encode_batch",
+    "split_batch",
+    "take_members",
+]
 
 # Body, encoded properties, flag.
 Member: TypeAlias = tuple[bytes, bytes, int]
@@ -74,37 +85,51 @@ def decode_batch(data: bytes) -> list[BatchMessage]:
 
 def split_batch(data: bytes, count: int) -> Iterator[list[Member]]:
     """Yield the messages of a batch body, *count* at a time; raises as `decode_batch`."""
-    members: list[Member] = []
-    number, position, end = 0, 0, len(data)
-    while position < end:
-        if end - position < OVERHEAD:
-            raise _illegal(f"batch message {number} is cut short; {end - position} bytes are left")
-        size, _, _, flag, body_bytes = HEAD.unpack_from(data, position)
-        stop = position + size
-        body_start = position + HEAD_BYTES
-        body_end = body_start + body_bytes
-        if size < OVERHEAD or stop > end or body_bytes < 0 or body_end + 2 > stop:
-            raise _wrong_lengths(number, size, body_bytes, end - position)
-        properties_bytes = data[body_end] << 8 | data[body_end + 1]
-        if body_end + 2 + properties_bytes != stop or properties_bytes > PROPERTIES_BYTES_MAX:
-            text = f"claims properties of {properties_bytes} bytes in {size} bytes"
-            raise _illegal(f"batch message {number} {text}")
-        members.append((data[body_start:body_end], data[body_end + 2 : stop], flag))
-        position = stop
-        number += 1
-        if number > BATCH_MESSAGES_MAX:
+    take, position, number = native(take_members), 0, 0
+    while position < len(data):
+        if number == BATCH_MESSAGES_MAX:
             raise _illegal(f"batch has more than {BATCH_MESSAGES_MAX} messages; send smaller batches")
-        if len(members) == count:
-            yield members
-            members = []
-    if members:
+        members: list[Member] = []
+        wanted = min(count, BATCH_MESSAGES_MAX - number)
+        position = take(data, position, wanted, members)
+        number += len(members)
+        if len(members) < wanted and position < len(data):
+            raise _illegal_member(data, position, number)
         yield members
 
 
-def _wrong_lengths(number: int, size: int, body_bytes: int, left: int) -> Refused:
+def take_members(data: bytes, position: int, count_max: int, members: list[Member]) -> int:
+    """Add to *members* the messages at *position* of a batch body, at most *count_max*; return the end of the last one.
+
+    Stops before a message whose lengths contradict each other or the end of the body.
+    """
+    end = len(data)
+    while len(members) < count_max and end - position >= OVERHEAD:
+        size, _, _, flag, body_bytes = HEAD.unpack_from(data, position)
+        stop, body_start = position + size, position + HEAD_BYTES
+        body_end = body_start + body_bytes
+        if size < OVERHEAD or stop > end or body_bytes < 0 or body_end + 2 > stop:
+            break
+        properties_bytes = data[body_end] << 8 | data[body_end + 1]
+        if body_end + 2 + properties_bytes != stop or properties_bytes > PROPERTIES_BYTES_MAX:
+            break
+        members.append((data[body_start:body_end], data[body_end + 2 : stop], flag))
+        position = stop
+    return position
+
+
+def _illegal_member(data: bytes, position: int, number: int) -> Refused:
+    """Return the reason why the message at *position*, which is message *number*, is illegal."""
+    left = len(data) - position
+    if left < OVERHEAD:
+        return _illegal(f"batch message {number} is cut short; {left} bytes are left")
+    size, _, _, _, body_bytes = HEAD.unpack_from(data, position)
     if size < OVERHEAD or size > left:
         return _illegal(f"batch message {number} claims {size} bytes; {left} are left")
-    return _illegal(f"batch message {number} claims a body of {body_bytes} bytes in {size} bytes")
+    if body_bytes < 0 or OVERHEAD + body_bytes > size:
+        return _illegal(f"batch message {number} claims a body of {body_bytes} bytes in {size} bytes")
+    properties_bytes = int.from_bytes(data[position + HEAD_BYTES + body_bytes :][:2], "big")
+    return _illegal(f"batch message {number} claims properties of {properties_bytes} bytes in {size} bytes")
 
 
 def _illegal(text: str) -> Refused:
