@@ -123,13 +123,13 @@ pub fn usual_items<'py>(
 }
 
 /// A template with places for values, which are filled in their order.
-struct Template<'a> {
+pub struct Template<'a> {
     parts: Vec<(&'a [u8], bool)>,
 }
 
 impl<'a> Template<'a> {
     /// Cut *text* at its places; a doubled percent sign stands for itself.
-    fn new(text: &'a [u8]) -> Self {
+    pub fn new(text: &'a [u8]) -> Self {
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some(at) = memchr::memchr(b'%', rest) {
             let place = &rest[at..];
@@ -150,7 +150,7 @@ impl<'a> Template<'a> {
     }
 
     /// Add the template to *into*, with *values* in its places.
-    fn fill(&self, values: &[&[u8]], into: &mut Vec<u8>) {
+    pub fn fill(&self, values: &[&[u8]], into: &mut Vec<u8>) {
         let mut values = values.iter();
         for (text, is_before_place) in &self.parts {
             into.extend_from_slice(text);

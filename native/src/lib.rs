@@ -4,8 +4,8 @@
 //! twin then does. Nothing is kept between calls.
 
 mod append;
-mod columns;
 mod batches;
+mod columns;
 mod gather;
 mod guard;
 mod items;
@@ -14,6 +14,7 @@ mod keys;
 mod layout;
 mod mqtt;
 mod records;
+mod rests;
 mod scan;
 mod sends;
 mod stomp;
@@ -30,6 +31,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stomp::scan_send_frames, module)?)?;
     module.add_function(wrap_pyfunction!(stomp::scan_ack_frames, module)?)?;
     module.add_function(wrap_pyfunction!(mqtt::number_frames, module)?)?;
+    module.add_function(wrap_pyfunction!(rests::message_rests, module)?)?;
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
     module.add_function(wrap_pyfunction!(columns::record_starts, module)?)?;
     module.add_function(wrap_pyfunction!(columns::doubtful_records, module)?)?;

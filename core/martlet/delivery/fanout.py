@@ -13,10 +13,10 @@ from typing import Final, final
 from martlet.contracts import Buffer
 from martlet.delivery.routing.selection import Selection
 from martlet.records.codec import decode_record
-from martlet.records.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, PLACE, TIMED_OUTLINE, WIDE_HOSTS
+from martlet.records.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, PLACE, WIDE_HOSTS
 from martlet.store import Queue, ReadResult
 
-__all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts", "places", "timed_parts"]
+__all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts", "places"]
 
 # Batches kept per tail. Readers at the tail are at most a few commits apart; slower readers read the log.
 BATCHES_A_TAIL: Final = 8
@@ -157,27 +157,6 @@ def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
             body_end = at + HEAD_BYTES + body_bytes
             properties_at = body_end + 3 + data[body_end]
             fields.append((queue_id, offset, flags, data[at + HEAD_BYTES : body_end], data[properties_at:behind]))
-        at = behind
-    return fields
-
-
-def timed_parts(piece: Buffer) -> list[tuple[int, int, int, int, bytes, bytes]]:
-    """Return (queue id, queue offset, sysFlag, born time in ms, body, properties) of each record in *piece*."""
-    data = bytes(piece)
-    fields: list[tuple[int, int, int, int, bytes, bytes]] = []
-    at, end = 0, len(data)
-    unpack = TIMED_OUTLINE.unpack_from
-    while at < end:
-        size, magic, queue_id, offset, flags, born_ms, body_bytes = unpack(data, at)
-        behind = at + size
-        if flags & WIDE_HOSTS or magic != MAGIC_V1:
-            record = decode_record(data, at, check_body=False)
-            fields.append((queue_id, offset, flags, born_ms, record.body, record.properties))
-        else:
-            body_end = at + HEAD_BYTES + body_bytes
-            properties_at = body_end + 3 + data[body_end]
-            body, properties = data[at + HEAD_BYTES : body_end], data[properties_at:behind]
-            fields.append((queue_id, offset, flags, born_ms, body, properties))
         at = behind
     return fields
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Final, final
 
 from martlet.contracts import Buffer
-from martlet.delivery.fanout import Encoding, timed_parts
+from martlet.delivery.fanout import Encoding
 from martlet.groups.strategy.sticky import Sticky
-from martlet.records.compression import COMPRESSED, DELIVERED_BYTES_MAX
+from martlet.records.compression import DELIVERED_BYTES_MAX
 from martlet.runtime.clock import Clock
+from martlet.runtime.native import native
 from martlet_stomp.mapping.destinations import Destination
 from martlet_stomp.mapping.messages import GROUP_ID, OF_BROKER, Arrived, arrived_from
+from martlet_stomp.mapping.rests import message_rests
 from martlet_stomp.wire.codec import encode_header, escape
 from martlet_stomp.wire.packets import Version
 
@@ -153,30 +155,20 @@ class SubscriptionEncodings:
         """Return the encode function of an encoding; each frame has *line*, and ``message-id`` if *with_id*."""
         id_line = b"message-id:%b-%%d-%%d\n" % topic.replace("%", "%%").encode() if with_id else b""
         start = b"%%d-%%d\n%b%bcontent-length:%%d\n" % (id_line, line.replace(b"%", b"%%"))
-        rest, own_rest = start + b"timestamp:%d\n%b\n%b\0", start + b"%b\n%b\0"
-        table, learn, alone = lines.table, lines.learn, self._alone
+        own_rest, content_of, rests_of = start + b"%b\n%b\0", self._content, native(message_rests)
 
-        def encode(piece: Buffer) -> list[bytes]:
-            frames: list[bytes] = []
-            for queue_id, offset, sys_flag, born_ms, body, properties in timed_parts(piece):
-                known = table.get(properties)
-                if sys_flag & COMPRESSED or (known is None and (known := learn(properties)) is None):
-                    content = alone(sys_flag, born_ms, body, properties, lines)
-                    if content is None:
-                        frames.append(b"")
-                    else:
-                        known, body = content
-                        place = (queue_id, offset, queue_id, offset) if with_id else (queue_id, offset)
-                        frames.append(own_rest % (*place, len(body), known, body))
-                elif with_id:
-                    frames.append(rest % (queue_id, offset, queue_id, offset, len(body), born_ms, known, body))
-                else:
-                    frames.append(rest % (queue_id, offset, len(body), born_ms, known, body))
-            return frames
+        def alone(queue_id: int, offset: int, sys_flag: int, born_ms: int, body: bytes, properties: bytes) -> bytes:
+            content = content_of(sys_flag, born_ms, body, properties, lines)
+            if content is None:
+                return b""
+            own_lines, plain = content
+            place = (queue_id, offset, queue_id, offset) if with_id else (queue_id, offset)
+            return own_rest % (*place, len(plain), own_lines, plain)
 
-        return encode
+        terms = start + b"timestamp:%d\n%b\n%b\0", with_id, lines.table, lines.learn, alone
+        return lambda piece: rests_of(bytes(piece), terms)
 
-    def _alone(
+    def _content(
         self, sys_flag: int, born_ms: int, body: bytes, properties: bytes, lines: HeaderLines
     ) -> tuple[bytes, bytes] | None:
         """Return the header lines and the body of a message without cached lines; None if it is not delivered."""
