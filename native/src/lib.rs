@@ -32,6 +32,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stomp::scan_ack_frames, module)?)?;
     module.add_function(wrap_pyfunction!(mqtt::number_frames, module)?)?;
     module.add_function(wrap_pyfunction!(rests::message_rests, module)?)?;
+    module.add_function(wrap_pyfunction!(mqtt::run_items, module)?)?;
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
     module.add_function(wrap_pyfunction!(columns::record_starts, module)?)?;
     module.add_function(wrap_pyfunction!(columns::doubtful_records, module)?)?;
@@ -46,5 +47,6 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batches::take_members, module)?)?;
     module.add_function(wrap_pyfunction!(batches::batch_items, module)?)?;
     module.add_function(wrap_pyfunction!(append::measure_usual, module)?)?;
+    module.add_function(wrap_pyfunction!(records::cut_frames, module)?)?;
     Ok(())
 }

@@ -2,11 +2,11 @@
 //!
 //! The twins are in `martlet_mqtt.wire.scanner`.
 
-use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyKeyError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyTuple, PyType};
 
 use crate::guard::guarded;
 
@@ -138,5 +138,40 @@ pub fn number_frames(
             bytes[start] |= flags;
         }
         Ok(())
+    })
+}
+
+/// What messages of a name have in common: queue, properties and tag code.
+type Template<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+
+#[pyfunction]
+pub fn run_items<'py>(
+    names: &Bound<'py, PyList>,
+    bodies: &Bound<'py, PyList>,
+    queues: &Bound<'py, PyDict>,
+    qos: usize,
+    born_ms: &Bound<'py, PyAny>,
+    host: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyList>> {
+    guarded("run_items", || {
+        let py = names.py();
+        let zero = 0i32.into_pyobject(py)?.into_any();
+        if names.len() != bodies.len() {
+            return Err(PyValueError::new_err(format!("{} names have {} bodies", names.len(), bodies.len())));
+        }
+        let items = PyList::empty(py);
+        let mut known: Option<(Bound<'py, PyAny>, Template<'py>)> = None;
+        for (name, body) in names.iter().zip(bodies.iter()) {
+            if !known.as_ref().is_some_and(|(previous, _)| previous.is(&name)) {
+                let queue = queues.get_item(&name)?.ok_or_else(|| PyKeyError::new_err("a name has no queue"))?;
+                let properties = name.getattr(intern!(py, "properties"))?.get_item(qos)?;
+                let template = (queue, properties, name.getattr(intern!(py, "code"))?);
+                known = Some((name, template));
+            }
+            let Some((_, (queue, properties, code))) = &known else { continue };
+            let item = [queue, &body, properties, code, &zero, &zero, born_ms, host, &zero, &zero];
+            items.append(PyTuple::new(py, item)?)?;
+        }
+        Ok(items)
     })
 }

@@ -1,6 +1,7 @@
 //! The inner loops of delivery: names of records, and what a run of them needs to know.
 //!
-//! The twins are `martlet.records.layout.find_names` and `martlet.delivery.runs.survey`.
+//! The twins are `martlet.records.layout.find_names`, `martlet.delivery.runs.survey` and
+//! `martlet.delivery.handed.cut_frames`.
 
 use memchr::memmem;
 use pyo3::prelude::*;
@@ -96,5 +97,61 @@ pub fn survey<'py>(records: &Bound<'py, PyList>) -> PyResult<(i32, i64, i64, boo
             expected = record.get_item(3)?.extract()?;
         }
         Ok((flags, total, most, is_together))
+    })
+}
+
+fn number_in(list: &Bound<'_, PyList>, index: usize) -> PyResult<i64> {
+    list.get_item(index)?.extract()
+}
+
+/// The first index from *first* on of a number in *sorted* that is not below *wanted*; it is probably near.
+fn find_from(sorted: &Bound<'_, PyList>, first: usize, wanted: i64) -> PyResult<usize> {
+    let (mut low, mut step) = (first, 1);
+    while low + step <= sorted.len() && number_in(sorted, low + step - 1)? < wanted {
+        low += step;
+        step *= 2;
+    }
+    let mut high = sorted.len().min(low + step);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if number_in(sorted, middle)? < wanted {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(low)
+}
+
+#[pyfunction]
+pub fn cut_frames<'py>(
+    data: &Bound<'py, PyBytes>,
+    positions: &Bound<'py, PyList>,
+    bounds: &Bound<'py, PyList>,
+    wanted: &Bound<'py, PyList>,
+    ends: &Bound<'py, PyList>,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    guarded("cut_frames", || {
+        let bytes = data.as_bytes();
+        let before = match ends.len() {
+            0 => 0,
+            count => number_in(ends, count - 1)?,
+        };
+        let (mut frames, mut added) = (Vec::new(), Vec::with_capacity(wanted.len()));
+        let mut index = 0;
+        for position in wanted.iter() {
+            let position: i64 = position.extract()?;
+            index = find_from(positions, index, position)?;
+            if number_in(positions, index)? != position {
+                return Ok(None);
+            }
+            let (begin, end) = (bounds.get_item(index)?.extract()?, bounds.get_item(index + 1)?.extract()?);
+            frames.extend_from_slice(bytes.get(begin..end).unwrap_or(b""));
+            added.push(before + frames.len() as i64);
+        }
+        for end in added {
+            ends.append(end)?;
+        }
+        Ok(Some(PyBytes::new(data.py(), &frames)))
     })
 }

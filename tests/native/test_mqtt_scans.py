@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.native.kernel import kernel_of
 
+from martlet.store import Queue
 from martlet_mqtt.mapping.frames import number_frames, publish_frame
+from martlet_mqtt.mapping.items import run_items
 from martlet_mqtt.wire.codes import V4, V5
-from martlet_mqtt.wire.names import Names
+from martlet_mqtt.wire.names import Name, Names
 from martlet_mqtt.wire.scanner import PUBLISH_FIRST, scan_publishes
 
 
@@ -85,3 +87,14 @@ def test_the_kernel_refuses_to_number_what_is_no_frame(data: bytes, start: int) 
     else:
         kernel_of(number_frames)(native, [start], [0x0102])
         assert native == python
+
+
+NAMES = [Name(text, "mqtt") for text in ("a", "a/b", "ä")]
+QUEUES = {name: Queue("mqtt", number) for number, name in enumerate(NAMES)}
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.binary(max_size=3))), st.integers(0, 2))
+def test_the_kernel_makes_the_messages_that_python_makes(sent: list[tuple[Name, bytes]], qos: int) -> None:
+    names, bodies = [name for name, _ in sent], [body for _, body in sent]
+    rest = QUEUES, qos, 1 << 40, bytes(8)
+    assert kernel_of(run_items)(names, bodies, *rest) == run_items(names, bodies, *rest)

@@ -1,11 +1,12 @@
-"""The kernel finds the names of records, and surveys them, as Python does."""
+"""The kernel finds the names of records, surveys them, and cuts frames out of others, as Python does."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.native.kernel import kernel_of
 
+from martlet.delivery.handed import cut_frames
 from martlet.delivery.merge import records_in
 from martlet.delivery.routing.division import Found
 from martlet.delivery.runs import survey
@@ -58,3 +59,23 @@ def test_the_kernel_surveys_records_as_python_does(records: list[bytes], others:
     if len(found) > 1:
         del found[leave_out % len(found)]
     assert kernel_of(survey)(found) == survey(found)
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=30, unique=True).map(sorted),
+    st.lists(st.integers(0, 60), max_size=30, unique=True).map(sorted),
+    st.lists(st.binary(max_size=5), min_size=30, max_size=30),
+    st.sampled_from([[], [7]]),
+)
+def test_the_kernel_cuts_frames_as_python_does(
+    positions: list[int], wanted: list[int], frames: list[bytes], ends: list[int]
+) -> None:
+    data, bounds = b"--" + b"".join(frames), list(accumulate(map(len, frames), initial=2))[: len(positions) + 1]
+    for chosen in (wanted, [each for each in wanted if each in positions]):
+        within = [each for each in chosen if each <= positions[-1]]
+        python, native = list(ends), list(ends)
+        cut = cut_frames(data, positions, bounds, within, python)
+        assert kernel_of(cut_frames)(data, positions, bounds, within, native) == cut
+        assert native == python
+        if within == chosen != wanted:
+            assert cut == b"".join(frames[positions.index(each)] for each in chosen)

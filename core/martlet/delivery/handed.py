@@ -6,9 +6,12 @@ consists of them.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import final
 
-__all__ = ["HandedFrames"]
+from martlet.runtime.native import native
+
+__all__ = ["HandedFrames", "cut_frames"]
 
 
 @final
@@ -33,23 +36,38 @@ class HandedChunk:
         No position in *wanted* is beyond the last one here. If the frames follow each other here, they are one piece.
         """
         positions, data, bounds = self.positions, self.data, self.bounds
-        size = ends[-1] if ends else 0
         index = bisect_left(positions, wanted[0])
         last = index + len(wanted)
         if positions[index:last] == wanted:
             begin, frame_ends = bounds[index], bounds[index + 1 : last + 1]
             pieces.append(data[begin : frame_ends[-1]])
-            shift = size - begin
+            shift = (ends[-1] if ends else 0) - begin
             ends += [end + shift for end in frame_ends] if shift else frame_ends
             return True
-        for position in wanted:
-            index = bisect_left(positions, position, index)
-            if positions[index] != position:
-                return False
-            pieces.append(data[bounds[index] : bounds[index + 1]])
-            size += bounds[index + 1] - bounds[index]
-            ends.append(size)
+        cut = native(cut_frames)(data, positions, bounds, wanted, ends)
+        if cut is None:
+            return False
+        pieces.append(cut)
         return True
+
+
+def cut_frames(
+    data: bytes, positions: list[int], bounds: list[int], wanted: list[int], ends: list[int]
+) -> bytes | None:
+    """Return the frames of the messages at *wanted*, and add their ends, after the last one there, to *ends*.
+
+    The arguments are those of a `HandedChunk` and of `HandedChunk.add_to`. Returns None if frames are missing. The
+    native kernel has this function as well; see `martlet.runtime.native`.
+    """
+    frames: list[bytes] = []
+    index = 0
+    for position in wanted:
+        index = bisect_left(positions, position, index)
+        if positions[index] != position:
+            return None
+        frames.append(data[bounds[index] : bounds[index + 1]])
+    ends += list(accumulate(map(len, frames), initial=ends[-1] if ends else 0))[1:]
+    return b"".join(frames)
 
 
 @final

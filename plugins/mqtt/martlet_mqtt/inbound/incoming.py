@@ -14,6 +14,7 @@ from martlet.access import Gate
 from martlet.contracts import Buffer, Peer
 from martlet.errors import Reason, Refused
 from martlet.net.complaints import Refusals
+from martlet.runtime.native import native
 from martlet.sessions.session import JointChanges, Session
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
@@ -21,6 +22,7 @@ from martlet.store.append.items import AppendItem, AppendResult
 from martlet_mqtt.admin.control import PREFIX as REQUESTS
 from martlet_mqtt.mapping.bridges import is_state, state_name
 from martlet_mqtt.mapping.frames import LARGE_BYTES, encoding_of
+from martlet_mqtt.mapping.items import run_items
 from martlet_mqtt.mapping.requests import REPLIES
 from martlet_mqtt.outbound.flight import INCOMING, ranges_of
 from martlet_mqtt.shared.context import Context
@@ -326,50 +328,46 @@ class Incoming:
         if qos == 2:
             self._publish_qos2(run, queues)
             return
-        result = self._gate.publish_all(self._items(run, queues, range(len(run.ends))))
+        result = self._gate.publish_all(self._items(run.names, run.bodies, queues, qos))
         if result.refused or result.rolled:
             self._answer_each(run, result)
         else:
-            self._acknowledge_run(run, result.positions, result.end)
+            self._acknowledge_run(run, queues, result)
 
     def _queues_of(self, names: Sequence[Name]) -> dict[Name, Queue] | None:
         """Return the queue of each of *names*; None if the messages must be published one by one."""
         queues_by_name: dict[Name, Queue] = {}
-        stages, gate = self._context.broker.stages, self._gate
-        counts: dict[str, int] = {}  # number of queues by topic
-        queues: dict[tuple[str, int], Queue] = {}
-        for name in set(names):
-            if stages.may_want_properties(name.properties[0]):
-                return None
-            count = counts.get(name.topic)
-            if count is None:
+        gate, different = self._gate, set(names)
+        if self._context.broker.stages.may_want_properties(b"".join([name.properties[0] for name in different])):
+            return None
+        by_topic: dict[str, list[Queue | None]] = {}
+        for name in different:
+            queues = by_topic.get(name.topic)
+            if queues is None:
                 try:
-                    count = counts[name.topic] = queue_count(self._context, gate, name)
+                    queues = by_topic[name.topic] = [None] * queue_count(self._context, gate, name)
                 except Refused:
                     return None
-            place = name.topic, name.place % count
-            queue = queues.get(place) or gate.find_queue(*place)
+            place = name.place % len(queues)
+            queue = queues[place] or gate.find_queue(name.topic, place)
             if queue is None:
                 return None
             queues_by_name[name] = queues[place] = queue
         return queues_by_name
 
-    def _items(self, run: PublishRun, queues: dict[Name, Queue], indexes: Sequence[int]) -> list[AppendItem]:
-        born_ms, host, qos = self._context.broker.clock.now_ms(), self._peer.host, run.qos
-        names, bodies = run.names, run.bodies
-        return [
-            (queues[name], bodies[index], name.properties[qos], name.code, 0, 0, born_ms, host, 0, 0)
-            for index, name in ((index, names[index]) for index in indexes)
-        ]
+    def _items(
+        self, names: Sequence[Name], bodies: Sequence[bytes], queues: dict[Name, Queue], qos: int
+    ) -> list[AppendItem]:
+        return native(run_items)(names, bodies, queues, qos, self._context.broker.clock.now_ms(), self._peer.host)
 
-    def _acknowledge_run(self, run: PublishRun, positions: Sequence[int], end: int) -> None:
+    def _acknowledge_run(self, run: PublishRun, queues: dict[Name, Queue], result: AppendResult) -> None:
         self._context.counters.stored += len(run.ends)
-        self._share_frames(run, positions)
+        self._share_frames(run, queues, result.positions)
         if run.qos:
-            self._peer.hold_until(end)
+            self._peer.hold_until(result.end)
             self._answer_all(run)
         else:
-            self._gate.note_unawaited(run.names[0].topic, len(run.ends), end)
+            self._gate.note_unawaited(run.names[0].topic, len(run.ends), result.end)
 
     def _answer_each(self, run: PublishRun, result: AppendResult) -> None:
         """Answer each message of a run of which the store refused some messages, or committed some already."""
@@ -411,7 +409,10 @@ class Incoming:
         changes = session.changes()
         _hold_all(changes, ids if len(new_indexes) == len(ids) else [ids[index] for index in new_indexes])
         try:
-            items = self._items(run, queues, new_indexes)
+            names, bodies = run.names, run.bodies
+            if len(new_indexes) < len(ids):
+                names, bodies = [names[index] for index in new_indexes], [bodies[index] for index in new_indexes]
+            items = self._items(names, bodies, queues, 2)
             result = self._gate.publish_all(items, atomic=True, notes=changes.notes)
         except Refused:
             self._publish_singly(run)
@@ -420,7 +421,7 @@ class Incoming:
         self._open += len(new_indexes)
         self._context.counters.stored += len(new_indexes)
         if len(new_indexes) == len(ids):
-            self._share_frames(run, result.positions)
+            self._share_frames(run, queues, result.positions)
         self._answer_qos2(run, result.end)
 
     def _find_new(self, ids: Sequence[int]) -> Sequence[int]:
@@ -431,9 +432,9 @@ class Incoming:
         first_indexes = {packet_id: index for index, packet_id in reversed(list(enumerate(ids)))}
         return sorted([index for packet_id, index in first_indexes.items() if packet_id not in held_ids])
 
-    def _share_frames(self, run: PublishRun, positions: Sequence[int]) -> None:
-        """Give the packets of *run*, unchanged, to the feed as frames for subscribers."""
-        context, topics = self._context, {name.topic for name in set(run.names)}
+    def _share_frames(self, run: PublishRun, names: Collection[Name], positions: Sequence[int]) -> None:
+        """Give the packets of *run*, unchanged, to the feed as frames for subscribers; *names* are its names."""
+        context, topics = self._context, {name.topic for name in names}
         if len(topics) > 1 or (run.ends[-1] - run.start >= LARGE_BYTES and max(map(len, run.bodies)) >= LARGE_BYTES):
             return  # the feed encodes them again
         (topic,) = topics
