@@ -12,6 +12,7 @@ mod items;
 mod json;
 mod keys;
 mod layout;
+mod memory;
 mod mqtt;
 mod records;
 mod rests;
@@ -37,6 +38,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(columns::record_starts, module)?)?;
     module.add_function(wrap_pyfunction!(columns::doubtful_records, module)?)?;
     module.add_function(wrap_pyfunction!(columns::gather_usual, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::uncleared, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan_usual, module)?)?;
     module.add_function(wrap_pyfunction!(items::usual_items, module)?)?;
     module.add_function(wrap_pyfunction!(items::sent_answers, module)?)?;

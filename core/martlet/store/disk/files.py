@@ -19,8 +19,9 @@ from typing import Final, Protocol, TypeVar, final
 import trio
 
 from martlet.errors import MartletError, StoreLocked
+from martlet.runtime.native import native
 
-__all__ = ["Disk", "Files", "RealDisk", "Usage", "atomic_write", "read_generation"]
+__all__ = ["Disk", "Files", "RealDisk", "Usage", "atomic_write", "read_generation", "uncleared"]
 
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
@@ -131,9 +132,21 @@ class Disk(Protocol):
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
+def uncleared(size: int) -> bytearray:
+    """Return *size* bytes of any content, which the caller overwrites or removes.
+
+    The native kernel has a function with the same name, which saves clearing them: a fifth of the time of a read from
+    the page cache. See `martlet.runtime.native`.
+    """
+    return bytearray(size)
+
+
 @final
 class RealDisk:
     """The real file system."""
+
+    def __init__(self) -> None:
+        self._uncleared = native(uncleared)
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False, mode: int = FILE_MODE) -> int:
         if create:
@@ -158,7 +171,7 @@ class RealDisk:
         return b"".join(parts)
 
     def read_now(self, fd: int, size: int, position: int) -> bytes | bytearray | None:
-        data = bytearray(size)
+        data = self._uncleared(size)
         try:
             got = os.preadv(fd, [data], position, os.RWF_NOWAIT)
         except OSError:
