@@ -6,6 +6,7 @@
 mod append;
 mod batches;
 mod columns;
+mod costly;
 mod gather;
 mod guard;
 mod items;
@@ -34,6 +35,8 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(mqtt::number_frames, module)?)?;
     module.add_function(wrap_pyfunction!(rests::message_rests, module)?)?;
     module.add_function(wrap_pyfunction!(mqtt::run_items, module)?)?;
+    module.add_function(wrap_pyfunction!(costly::cheap_records, module)?)?;
+    module.add_function(wrap_pyfunction!(costly::record_places, module)?)?;
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;
     module.add_function(wrap_pyfunction!(columns::record_starts, module)?)?;
     module.add_function(wrap_pyfunction!(columns::doubtful_records, module)?)?;

@@ -14,6 +14,7 @@ from typing import Final
 from martlet.contracts import Buffer
 from martlet.records.compression import COMPRESSED
 from martlet.records.layout import SYS_FLAG_AT, property_count
+from martlet.runtime.native import native
 from martlet.store import ReadResult
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PROPERTIES_MAX",
     "SIZE_FLAG_BODY",
     "USUAL_BYTES",
+    "cheap_records",
     "cut_after_costly",
     "property_cost",
 ]
@@ -34,6 +36,8 @@ PROPERTIES_FREE: Final = 16
 # A record with fewer bytes, without its body, has few properties; a record with more than LONG_BYTES may have many.
 USUAL_BYTES: Final = 256
 LONG_BYTES: Final = 1024
+# Up to so many records, asking for the kernel's function takes longer than it saves.
+FEW: Final = 16
 # A record's size, its flags, and at byte 84 the size of its body if both hosts are IPv4.
 SIZE_FLAG_BODY: Final = Struct(f">i{SYS_FLAG_AT - 4}xi{84 - SYS_FLAG_AT - 4}xi")
 
@@ -45,16 +49,34 @@ def property_cost(data: Buffer, start: int) -> int:
 
 def cut_after_costly(result: ReadResult) -> None:
     """Keep only the messages of *result* up to the first compressed one, or until they have many properties."""
-    count, cost, unpack = 0, 0, SIZE_FLAG_BODY.unpack_from
+    skip_cheap = native(cheap_records) if result.count > FEW else cheap_records
+    count, cost = 0, 0
     for piece in result.pieces:
         start, end = 0, len(piece)
         while start < end:
+            cheap_count, start = skip_cheap(piece, start)
+            count += cheap_count
+            if start >= end:
+                break
             count += 1
-            size, sys_flag, body_bytes = unpack(piece, start)
-            head_bytes = size - body_bytes
-            if head_bytes > USUAL_BYTES or head_bytes < 0:
-                cost += property_cost(piece, start)
+            size, sys_flag, _ = SIZE_FLAG_BODY.unpack_from(piece, start)
+            cost += property_cost(piece, start)
             if sys_flag & COMPRESSED or cost > PROPERTIES_MAX:
                 result.cut(count)
                 return
             start += size
+
+
+def cheap_records(records: Buffer, start: int) -> tuple[int, int]:
+    """Return how many of *records* from *start* on are not compressed and have few properties, and where they end.
+
+    The native kernel has this function as well; see `martlet.runtime.native`.
+    """
+    count, end, unpack = 0, len(records), SIZE_FLAG_BODY.unpack_from
+    while start < end:
+        size, sys_flag, body_bytes = unpack(records, start)
+        if sys_flag & COMPRESSED or not 0 <= size - body_bytes <= USUAL_BYTES:
+            break
+        count += 1
+        start += size
+    return count, start

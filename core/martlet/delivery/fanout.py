@@ -14,9 +14,10 @@ from martlet.contracts import Buffer
 from martlet.delivery.routing.selection import Selection
 from martlet.records.codec import decode_record
 from martlet.records.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, PLACE, WIDE_HOSTS
+from martlet.runtime.native import native
 from martlet.store import Queue, ReadResult
 
-__all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts", "places"]
+__all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts", "record_places"]
 
 # Batches kept per tail. Readers at the tail are at most a few commits apart; slower readers read the log.
 BATCHES_A_TAIL: Final = 8
@@ -87,7 +88,7 @@ class Batch:
     def positions(self) -> Sequence[int]:
         """The log position of each message."""
         if self._positions is None:
-            self._positions = places(self._records)[1]
+            self._positions = native(record_places)(self._records)[1]
             self._records = b""
         return self._positions
 
@@ -170,12 +171,15 @@ def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
     records = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     frames = encoding.encode(records)
     dense = range(start, result.next_offset)
-    offsets = dense if result.count == len(dense) else places(records)[0]
+    offsets = dense if result.count == len(dense) else native(record_places)(records)[0]
     return Batch(start, result.next_offset, frames, offsets, records)
 
 
-def places(records: Buffer) -> tuple[list[int], list[int]]:
-    """Return the queue offset and the log position of each of *records*."""
+def record_places(records: Buffer) -> tuple[list[int], list[int]]:
+    """Return the queue offset and the log position of each of *records*.
+
+    The native kernel has this function as well; see `martlet.runtime.native`.
+    """
     offsets: list[int] = []
     positions: list[int] = []
     unpack = PLACE.unpack_from

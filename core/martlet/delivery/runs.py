@@ -19,7 +19,7 @@ from martlet.delivery.costly import (
     USUAL_BYTES,
     property_cost,
 )
-from martlet.delivery.fanout import Encoding, places
+from martlet.delivery.fanout import Encoding, record_places
 from martlet.delivery.routing.division import Found
 from martlet.records.compression import COMPRESSED
 from martlet.records.layout import I32, RecordView, record_views
@@ -128,7 +128,7 @@ class Run:
     def positions(self) -> list[int]:
         """Return the log position of each message."""
         if self._positions is None:
-            self._positions = places(self.data)[1] if self.count > 1 else [self.position]
+            self._positions = native(record_places)(self.data)[1] if self.count > 1 else [self.position]
         return self._positions
 
     def decoded(self, decode: Callable[[Buffer], Sequence[T]]) -> Sequence[T]:
