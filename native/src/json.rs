@@ -25,6 +25,10 @@ impl<'a> Text<'a> {
     /// Add the string to *into*, with its escapes replaced.
     pub fn unescape(&self, into: &mut Vec<u8>) -> Option<()> {
         let mut rest = self.raw;
+        if !self.is_escaped {
+            into.extend_from_slice(rest);
+            return Some(());
+        }
         while let Some(at) = memchr::memchr(b'\\', rest) {
             into.extend_from_slice(&rest[..at]);
             let (byte, length) = match *rest.get(at + 1)? {
@@ -117,6 +121,16 @@ impl<'a> Json<'a> {
     pub fn number(&mut self) -> Option<i64> {
         let is_quoted = self.peek()? == b'"';
         self.at += usize::from(is_quoted);
+        let number = self.digits()?;
+        if is_quoted {
+            self.expect(b"\"")?;
+        } else if matches!(self.peek()?, b'.' | b'e' | b'E') {
+            return None;
+        }
+        Some(number)
+    }
+
+    fn digits(&mut self) -> Option<i64> {
         let is_negative = self.peek()? == b'-';
         self.at += usize::from(is_negative);
         let start = self.at;
@@ -130,12 +144,14 @@ impl<'a> Json<'a> {
         if !is_canonical || (is_negative && value == 0) {
             return None;
         }
-        if is_quoted {
-            self.expect(b"\"")?;
-        } else if matches!(self.peek()?, b'.' | b'e' | b'E') {
-            return None;
-        }
         Some(if is_negative { -value } else { value })
+    }
+
+    /// Return the value of *text* as `number` reads it; None if *text* is something else.
+    pub fn number_of(text: &'a [u8]) -> Option<i64> {
+        let mut json = Json { text, at: 0 };
+        let number = json.digits()?;
+        json.is_at_end().then_some(number)
     }
 
     pub fn small_number(&mut self) -> Option<i32> {

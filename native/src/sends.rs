@@ -14,6 +14,9 @@ use crate::layout::UNIQUE_KEY;
 
 const PREFIX_BYTES: usize = 8;
 const SEND_BEGINNING: &[u8] = b"{\"code\":310,";
+const SEND_MESSAGE_V2: i16 = 310;
+const JSON_HEADER: u8 = 0;
+const BINARY_HEADER: u8 = 1;
 const REMARK_MAX: usize = 64 * 1024;
 
 #[derive(Default)]
@@ -125,12 +128,7 @@ impl<'a> Head<'a> {
                 let place = usize::from(letter - b'a');
                 signed.values[place] = if place == PROPERTIES { b"" } else { text.plain()? };
             }
-            let bit = match letter {
-                b'a' => PRODUCER_GROUP,
-                b'b' => TOPIC,
-                b'e' => QUEUE_ID,
-                _ => 1 << (letter - b'a' + 3),
-            };
+            let bit = bit_of(letter);
             if self.seen & bit != 0 {
                 return None;
             }
@@ -166,6 +164,95 @@ impl<'a> Head<'a> {
     }
 }
 
+/// The rest of a binary header.
+struct Binary<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Binary<'a> {
+    fn take(&mut self, bytes: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.rest.split_at_checked(bytes)?;
+        self.rest = rest;
+        Some(taken)
+    }
+
+    fn short(&mut self) -> Option<i16> {
+        Some(i16::from_be_bytes(self.take(2)?.try_into().ok()?))
+    }
+
+    fn int(&mut self) -> Option<i32> {
+        Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    /// Read a text of *bytes*.
+    fn text(&mut self, bytes: Option<usize>) -> Option<&'a [u8]> {
+        self.take(bytes?).filter(|text| std::str::from_utf8(text).is_ok())
+    }
+}
+
+impl<'a> Head<'a> {
+    /// Read a binary header; None if it is not usual.
+    fn read_binary(header: &'a [u8]) -> Option<Self> {
+        let (mut binary, mut head) = (Binary { rest: header }, Self::default());
+        if binary.short()? != SEND_MESSAGE_V2 {
+            return None;
+        }
+        binary.take(3)?; // language and version
+        (head.opaque, head.frame_flag) = (binary.int()?, binary.int()?);
+        let remark_bytes = usize::try_from(binary.int()?).ok().filter(|&bytes| bytes <= REMARK_MAX);
+        binary.text(remark_bytes)?;
+        if usize::try_from(binary.int()?).ok()? != binary.rest.len() {
+            return None;
+        }
+        while !binary.rest.is_empty() {
+            let name_bytes = binary.short()?;
+            let name = binary.text(usize::try_from(name_bytes).ok())?;
+            let value_bytes = binary.int()?;
+            let value = binary.text(usize::try_from(value_bytes).ok())?;
+            let [letter @ b'a'..=b'n'] = *name else { return None };
+            if !value.is_empty() {
+                head.set(letter, value)?;
+            }
+        }
+        (head.seen & REQUIRED == REQUIRED).then_some(head)
+    }
+
+    /// Set the field *letter* of a binary header; None if it has a value already, or is not usual.
+    fn set(&mut self, letter: u8, value: &'a [u8]) -> Option<()> {
+        let bit = bit_of(letter);
+        if self.seen & bit != 0 {
+            return None;
+        }
+        self.seen |= bit;
+        match letter {
+            b'a' | b'c' | b'n' => {}
+            b'b' => self.topic = value,
+            b'd' | b'l' => {
+                Json::number_of(value)?;
+            }
+            b'e' => self.queue_id = Json::number_of(value)?,
+            b'f' => self.sys_flag = Json::number_of(value)?,
+            b'g' => self.born_ms = Json::number_of(value)?,
+            b'h' => self.flag = Json::number_of(value)?.try_into().ok()?,
+            b'i' => self.properties = Some(Text { raw: value, is_escaped: false }),
+            b'j' if value != b"0" => return None,
+            b'k' if value != b"false" && value != b"true" => return None,
+            b'm' if value != b"false" => return None, // a batch
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+fn bit_of(letter: u8) -> u32 {
+    match letter {
+        b'a' => PRODUCER_GROUP,
+        b'b' => TOPIC,
+        b'e' => QUEUE_ID,
+        _ => 1 << (letter - b'a' + 3),
+    }
+}
+
 /// The unique key in *properties*; None if it has none, or one with other characters than letters and digits.
 fn unique_key(properties: &[u8]) -> Option<&[u8]> {
     let at = memmem::find(properties, UNIQUE_KEY)?;
@@ -188,23 +275,29 @@ struct Scan<'py> {
 }
 
 impl<'py> Scan<'py> {
-    /// Return the header, the body and the end of the next frame; None if it is incomplete, large or of another kind.
-    fn frame(&self) -> Option<(&'py [u8], &'py [u8], usize)> {
+    /// Return the header, the body and the end of the next frame, and the header's encoding; None if it is incomplete or
+    /// large.
+    fn frame(&self) -> Option<(&'py [u8], &'py [u8], usize, u8)> {
         let prefix = self.data.get(self.at..self.at + PREFIX_BYTES)?;
         let length = u32::from_be_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]) as usize;
-        let header_bytes = u32::from_be_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
+        let header_bytes = u32::from_be_bytes([0, prefix[5], prefix[6], prefix[7]]) as usize;
         if length > self.frame_bytes_max || header_bytes > self.header_bytes_max || header_bytes + 4 >= length {
             return None;
         }
         let (header_at, end) = (self.at + PREFIX_BYTES, self.at + 4 + length);
         let body_at = header_at + header_bytes;
-        Some((self.data.get(header_at..body_at)?, self.data.get(body_at..end)?, end))
+        Some((self.data.get(header_at..body_at)?, self.data.get(body_at..end)?, end, prefix[4]))
     }
 
     /// Return the next send, and move behind it; None if it is not usual, or not signed by *key* if that is given.
     fn next(&mut self, py: Python<'py>, key: Option<&Key>) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        let Some((header, body, end)) = self.frame() else { return Ok(None) };
-        let Some(head) = Head::read(header, key.is_some()) else { return Ok(None) };
+        let Some((header, body, end, encoding)) = self.frame() else { return Ok(None) };
+        let head = match encoding {
+            JSON_HEADER => Head::read(header, key.is_some()),
+            BINARY_HEADER if key.is_none() => Head::read_binary(header),
+            _ => None,
+        };
+        let Some(head) = head else { return Ok(None) };
         if head.flag < 0 || head.born_ms < 0 {
             return Ok(None);
         }

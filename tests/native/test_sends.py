@@ -1,6 +1,7 @@
 """The kernel finds the usual sends that Python finds, makes the same messages of them, and answers alike."""
 
 import json
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from martlet.records.codec import tags_code
 from martlet.store.format.tags import TagCodes
 from martlet.store.queues.queues import Queue
 from martlet_remoting.handlers.templates import Templates, usual_items
+from martlet_remoting.wire.codec import encode_binary_command
+from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.sends import Send, scan_sends, scan_signed_sends, sent_answers
 from martlet_remoting.wire.signatures import SigningKey
 
@@ -70,6 +73,30 @@ def frame_of(header: bytes, body: bytes, encoding: int = 0) -> bytes:
     return (4 + len(header) + len(body)).to_bytes(4) + bytes((encoding,)) + len(header).to_bytes(3) + header + body
 
 
+def binary_header_of(
+    changes: Sequence[tuple[str, object]], outer: Sequence[tuple[str, object]], missing: str, code: int
+) -> bytes:
+    """As `header_of`, in binary; *changes* may repeat fields."""
+    fields: list[tuple[str, object]] = [each for each in FIELDS.items() if each[0] != missing]
+    parts = b""
+    for name, value in [*fields, *changes]:
+        key, text = (str(each).encode("utf-8", "surrogatepass") for each in (name, "" if value is None else value))
+        parts += len(key).to_bytes(2) + key + len(text).to_bytes(4) + text
+    remark = "".join(str(value) for name, value in outer if name == "remark").encode("utf-8", "surrogatepass")
+    head = struct.pack(">hbhiii", code, 12, 401, 7, 0, len(remark)) + remark
+    return head + len(parts).to_bytes(4) + parts
+
+
+BINARY_HEADERS = st.one_of(
+    st.builds(
+        binary_header_of,
+        st.lists(CHANGES, max_size=2),
+        st.lists(OUTER, max_size=1),
+        st.sampled_from(["", "", "a", "b", "e", "i", "m"]),
+        st.sampled_from([310, 310, 310, 10]),
+    ),
+    st.builds(binary_header_of, st.just(()), st.just(()), st.just(""), st.just(310)),
+)
 HEADERS = st.one_of(
     st.builds(
         header_of,
@@ -84,12 +111,13 @@ HEADERS = st.one_of(
 DAMAGE = st.tuples(
     st.integers(0, 400), st.sampled_from([b"", b"\\", b'"', b",", b"0", b"}", b"\x00", b"\xff", b" ", b"\\u0041"])
 )
-DAMAGED = st.tuples(HEADERS, DAMAGE).map(lambda pair: pair[0][: pair[1][0]] + pair[1][1] + pair[0][pair[1][0] + 1 :])
-FRAMES = st.builds(
-    frame_of,
-    st.one_of(HEADERS, HEADERS, DAMAGED),
-    st.sampled_from([b"body", b"body", b"x" * 300, b"", b"x" * 3000]),
-    st.sampled_from([0, 0, 0, 0, 1]),
+DAMAGED = st.tuples(st.one_of(HEADERS, BINARY_HEADERS), DAMAGE).map(
+    lambda pair: pair[0][: pair[1][0]] + pair[1][1] + pair[0][pair[1][0] + 1 :]
+)
+BODIES = st.sampled_from([b"body", b"body", b"x" * 300, b"", b"x" * 3000])
+FRAMES = st.one_of(
+    st.builds(frame_of, st.one_of(HEADERS, HEADERS, DAMAGED), BODIES, st.sampled_from([0, 0, 0, 0, 1])),
+    st.builds(frame_of, st.one_of(BINARY_HEADERS, BINARY_HEADERS, DAMAGED), BODIES, st.sampled_from([1, 1, 1, 0, 2])),
 )
 
 
@@ -113,20 +141,25 @@ PLAIN = st.text(st.characters(codec="utf-8", exclude_characters='\\"', min_codep
 @given(
     st.lists(st.tuples(PLAIN, st.integers(0, 1 << 40), st.sampled_from([0, 2]), st.booleans(), PLAIN), max_size=6),
     st.booleans(),
+    st.booleans(),
 )
 def test_the_kernel_finds_the_sends_of_usual_clients(
-    sends: list[tuple[str, int, int, bool, str]], are_quoted: bool
+    sends: list[tuple[str, int, int, bool, str]], are_quoted: bool, is_binary: bool
 ) -> None:
     frames = []
     for topic, number, flag, has_flag, tag in sends:
         changes: dict[str, object] = {
-            "b": topic,
+            "b": topic or "T",
             "e": number if are_quoted is False else str(number),
             "h": str(number % 99),
         }
         changes["i"] = f"TAGS\x01{tag}\x02UNIQ_KEY\x01AB{number}" + "\x02" * has_flag
         outer = [("flag", flag), ("opaque", number % 1000)]
-        frames.append(frame_of(header_of([*changes.items()], outer, "", 2), b"x" * (number % 50 + 1)))
+        header = header_of([*changes.items()], outer, "", 2)
+        if is_binary:
+            ext = {**FIELDS, **{name: str(value) for name, value in changes.items()}}
+            header = encode_binary_command(Command(310, ext, opaque=number % 1000, flag=flag))[8:]
+        frames.append(frame_of(header, b"x" * (number % 50 + 1), is_binary))
     data = b"".join(frames)
     python, kernel = scan_sends(data, 0, 64, 1 << 16, 1 << 16), kernel_of(scan_sends)(data, 0, 64, 1 << 16, 1 << 16)
     assert kernel == python

@@ -19,6 +19,7 @@ from msgspec import ValidationError
 
 from martlet.errors import LocalProtocolError, RemoteProtocolError
 from martlet.runtime.native import native
+from martlet_remoting.wire.binary_headers import BINARY_FIXED, KEY_LENGTH, decode_binary_header
 from martlet_remoting.wire.codes import (
     ANSWER_LANGUAGE,
     FLAG_RESPONSE,
@@ -28,7 +29,6 @@ from martlet_remoting.wire.codes import (
     RequestCode,
 )
 from martlet_remoting.wire.headers import (
-    REMARK_MAX,
     EndHead,
     SendHead,
     ack_head,
@@ -40,7 +40,17 @@ from martlet_remoting.wire.headers import (
 )
 from martlet_remoting.wire.packets import NO_EXT, Command, ext_text
 from martlet_remoting.wire.runs import Ack, AckRun, End, RunSigner, RunSigners, SendRun
-from martlet_remoting.wire.sends import SEND_BEGINNING, Send, scan_sends, scan_signed_sends, usual_send
+from martlet_remoting.wire.sends import (
+    BINARY_HEADER,
+    BINARY_SEND,
+    HEADER_LENGTH,
+    JSON_HEADER,
+    SEND_BEGINNING,
+    Send,
+    scan_sends,
+    scan_signed_sends,
+    usual_send,
+)
 from martlet_remoting.wire.signatures import SIGNED_ACK, SIGNED_BY_CODE, SIGNED_END, SIGNED_SEND
 
 __all__ = [
@@ -73,11 +83,7 @@ READ_BYTES_MAX: Final = 256 * 1024 * 1024
 # A property string of 32767 bytes, each escaped as \\u0001, makes a header of 192 KiB. A header of 1 MiB with 60,000
 # fields would block the event loop for 30 ms.
 HEADER_BYTES_MAX: Final = 256 * 1024
-FIELDS_MAX: Final = 1024  # of a binary header, 1 us each; RocketMQ's requests have up to 30
 PREFIX_BYTES: Final = 8  # the two length fields
-JSON_HEADER: Final = 0
-BINARY_HEADER: Final = 1
-HEADER_LENGTH: Final = 0xFFFFFF  # mask of the length in the second length field, whose first byte is the encoding
 # After a larger frame its buffer is released immediately; smaller frames share the buffer of one read.
 GIVE_BACK_BYTES: Final = 262_144
 # An incomplete frame is kept in pieces of at least this size.
@@ -85,7 +91,6 @@ PIECE_BYTES: Final = 65_536
 # The beginnings of END_TRANSACTION headers in the JSON of all known clients, and of both in binary; other forms are
 # handled one by one.
 END_BEGINNING: Final = b'{"code":37,'
-BINARY_SEND: Final = RequestCode.SEND_MESSAGE_V2.to_bytes(2, "big")
 BINARY_END: Final = RequestCode.END_TRANSACTION.to_bytes(2, "big")
 ACK_BEGINNING: Final = b'{"code":200051,'  # in JSON only
 RUN_BEGINNINGS: Final = (SEND_BEGINNING, END_BEGINNING, BINARY_SEND, BINARY_END, ACK_BEGINNING)
@@ -107,8 +112,6 @@ BinaryFields: TypeAlias = tuple[dict[str, object], int]
 
 _LENGTH: Final = Struct(">i")
 _LENGTHS: Final = Struct(">iI")
-_BINARY_FIXED: Final = Struct(">hbhiii")
-_KEY_LENGTH: Final = Struct(">h")
 
 
 @final
@@ -491,7 +494,7 @@ def _binary_head(header: bytes, encoding: int) -> tuple[SendHead | EndHead | Non
     if encoding != BINARY_HEADER or not header.startswith((BINARY_SEND, BINARY_END)):
         return None, None
     try:
-        code, _, version, opaque, flag, _, ext = _binary_parts(header)
+        code, _, version, opaque, flag, _, ext = decode_binary_header(header)
     except RemoteProtocolError:
         return None, None  # `next_command` raises it again
     read = send_head_of if code == RequestCode.SEND_MESSAGE_V2 else end_head_of
@@ -499,58 +502,9 @@ def _binary_head(header: bytes, encoding: int) -> tuple[SendHead | EndHead | Non
 
 
 def _decode_binary(header: bytes, body: bytes) -> Command:
-    code, language, version, opaque, flag, remark, ext = _binary_parts(header)
+    code, language, version, opaque, flag, remark, ext = decode_binary_header(header)
     name = LANGUAGE_NAMES[language] if 0 <= language < len(LANGUAGE_NAMES) else ""
     return Command(CUT_CODES.get(code, code), ext, body, opaque, flag, remark or None, name, version)
-
-
-def _binary_parts(header: bytes) -> tuple[int, int, int, int, int, str, dict[str, object]]:
-    """Return code, language, version, opaque, flag, remark and fields of a binary header."""
-    try:
-        code, language, version, opaque, flag, remark_length = _BINARY_FIXED.unpack_from(header)
-        remark_end = _BINARY_FIXED.size + remark_length
-        if remark_length < 0 or remark_end > len(header):
-            raise _wrong_length(remark_length, "remark")
-        remark = header[_BINARY_FIXED.size : remark_end].decode()
-        ext_length: int = _LENGTH.unpack_from(header, remark_end)[0]
-        ext = _binary_ext(header, remark_end + 4, ext_length)
-    except struct_error as error:
-        raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut short") from error
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError("binary header is not UTF-8") from error
-    if remark_length > REMARK_MAX:
-        raise RemoteProtocolError(f"remark of {remark_length} bytes is over the limit of {REMARK_MAX}")
-    return code, language, version, opaque, flag, remark, ext
-
-
-def _wrong_length(length: int, what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"binary header: length {length} of the {what} exceeds the header")
-
-
-def _binary_ext(header: bytes, position: int, length: int) -> dict[str, object]:
-    size = len(header)
-    if length < 0 or position + length != size:
-        raise RemoteProtocolError(f"binary header: length {length} of the fields does not match the header")
-    ext: dict[str, object] = {}
-    key_length_at, value_length_at = _KEY_LENGTH.unpack_from, _LENGTH.unpack_from
-    fields = 0
-    while position < size:
-        key_length: int = key_length_at(header, position)[0]
-        key_end = position + 2 + key_length
-        if key_length < 0 or key_end > size:
-            raise _wrong_length(key_length, "field name")
-        value_length: int = value_length_at(header, key_end)[0]
-        value_end = key_end + 4 + value_length
-        if value_length < 0 or value_end > size:
-            raise _wrong_length(value_length, "field value")
-        key = header[position + 2 : key_end].decode()
-        if value_length:
-            ext[key] = header[key_end + 4 : value_end].decode()
-        position = value_end
-        fields += 1
-        if fields > FIELDS_MAX:
-            raise RemoteProtocolError(f"binary header has more than {FIELDS_MAX} fields; no request has so many")
-    return ext
 
 
 def encode_command(command: Command) -> bytes:
@@ -590,9 +544,7 @@ def encode_binary_command(command: Command) -> bytes:
             part = _binary_entry(name, value)
             size += len(part)
             parts.append(part)
-        parts[0] = _BINARY_FIXED.pack(
-            command.code, language, command.version, command.opaque, command.flag, len(remark)
-        )
+        parts[0] = BINARY_FIXED.pack(command.code, language, command.version, command.opaque, command.flag, len(remark))
     except struct_error as error:
         raise LocalProtocolError(f"code {command.code} or a field does not fit the binary header; use JSON") from error
     parts[2] = _LENGTH.pack(size)
@@ -605,7 +557,7 @@ def _binary_entry(name: str, value: object) -> bytes:
         return b""
     key = name.encode()
     text = ext_text(value).encode()
-    return _KEY_LENGTH.pack(len(key)) + key + _LENGTH.pack(len(text)) + text
+    return KEY_LENGTH.pack(len(key)) + key + _LENGTH.pack(len(text)) + text
 
 
 def encode_prefix(
