@@ -22,7 +22,7 @@ from martlet_mqtt.wire.packets import (
     Unsubscribe,
 )
 from martlet_mqtt.wire.properties import NO_PROPERTIES, encode_varint
-from martlet_mqtt.wire.scanner import AckRun, PublishRun, scan_acks, scan_publishes
+from martlet_mqtt.wire.scanner import PUBREL, AckRun, PublishRun, acks_of, scan_acks, scan_publishes
 
 
 def head_bytes(data: bytes) -> int:
@@ -291,6 +291,24 @@ def test_acknowledgements_of_one_kind_are_a_run() -> None:
     data = b"".join(encode_packet(Ack(PacketType.PUBREC, each), V4) for each in (5, 65_535, 1))
     assert scan_acks(data + b"\x40\x02\x00\x01", 0) == (AckRun(PacketType.PUBREC, (5, 65_535, 1)), 12)
     assert scan_acks(data[:11], 0) == (AckRun(PacketType.PUBREC, (5, 65_535)), 8)
+
+
+@pytest.mark.parametrize("reason", [0, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND])
+@given(st.lists(st.integers(1, 65_535), min_size=1))
+def test_acknowledgements_are_encoded_together_as_one_by_one(reason: int, ids: list[int]) -> None:
+    packets = [encode_packet(Ack(PacketType.PUBREL, each, reason), V5) for each in ids]
+    assert acks_of(PUBREL, ids, reason) == b"".join(packets)
+
+
+@given(st.integers(1, 65_535), st.integers(1, 2000))
+def test_the_identifiers_of_a_run_are_a_range_if_they_are_consecutive(first: int, count: int) -> None:
+    ids = range(first, min(first + count, 65_536))
+    run, _ = scan_acks(acks_of(PUBREL, ids), 0, 2000) or pytest.fail("it is no run")
+    assert run.ids == ids
+    if len(ids) > 2:
+        gap = [*ids[:1], *ids[2:]]
+        run, _ = scan_acks(acks_of(PUBREL, gap), 0, 2000) or pytest.fail("it is no run")
+        assert run.ids == tuple(gap)
 
 
 @given(TEXTS, TEXTS)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from martlet.testing.peers import check_connection
 from martlet_mqtt.wire.codec import decode_packet, encode_packet
 from martlet_mqtt.wire.codes import V3, V4, V5, PacketType, ReasonCode
-from martlet_mqtt.wire.connection import LARGE_BYTES, TRANSITIONS, LargePublish, Limits, MqttConnection, State
+from martlet_mqtt.wire.connection import ACK_ROOM, LARGE_BYTES, TRANSITIONS, LargePublish, Limits, MqttConnection, State
 from martlet_mqtt.wire.errors import MqttError
 from martlet_mqtt.wire.names import Names
 from martlet_mqtt.wire.packets import (
@@ -28,7 +28,7 @@ from martlet_mqtt.wire.packets import (
     Unsubscribe,
 )
 from martlet_mqtt.wire.properties import Properties, Property
-from martlet_mqtt.wire.scanner import AckRun, PublishRun
+from martlet_mqtt.wire.scanner import RUN_PACKETS_MAX, AckRun, PublishRun, acks_of
 
 LIMITS = Limits(connect_bytes_max=300, packet_bytes_max=1000, connect_s=10.0)
 PACKETS: dict[PacketType, Packet] = {
@@ -258,3 +258,13 @@ def test_long_packets_come_whole_however_they_are_cut(version: int) -> None:
         bodies = [each.payload if isinstance(each, Publish) else each for each in found]
         assert bodies == [Pingreq(), payload, payload, Pingreq()]
         assert connection.buffered_bytes == 0
+
+
+@pytest.mark.parametrize(("step", "has_leases", "expected"), [(1, False, 1), (2, False, ACK_ROOM), (1, True, ACK_ROOM)])
+def test_acknowledgements_that_take_long_end_a_turn_earlier(step: int, has_leases: bool, expected: int) -> None:
+    connection = connect(State.OPEN)
+    connection.has_leases = has_leases
+    connection.receive_data(acks_of(0x40, range(1, 4000 * step + 1, step)), 0.0)
+    counts = [len(event.ids) for event in connection.events() if isinstance(event, AckRun)]
+    assert sum(counts) == 4000
+    assert max(counts) == RUN_PACKETS_MAX // expected

@@ -28,7 +28,7 @@ from martlet_mqtt.wire.packets import (
     Unsubscribe,
 )
 from martlet_mqtt.wire.properties import Property
-from martlet_mqtt.wire.scanner import AckRun, PublishRun
+from martlet_mqtt.wire.scanner import PUBREL, AckRun, PublishRun, acks_of
 
 __all__ = ["MqttHandler"]
 
@@ -140,9 +140,11 @@ class MqttHandler:
         if kind is PacketType.PUBREL:
             client.incoming.released(ids)
         elif kind is PacketType.PUBREC:
-            for packet_id in client.subscriptions.outgoing.flight.received(ids, reason):
+            unknown = client.subscriptions.outgoing.flight.received(ids, reason)
+            if unknown:
                 reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self._connection.version == V5 else 0
-                client.send(Ack(PacketType.PUBREL, packet_id, reason))
+                self._context.counters.answers += len(unknown)
+                self._peer.send(acks_of(PUBREL, unknown, reason))
         else:
             client.subscriptions.outgoing.flight.acknowledged(kind, ids)  # ignored for an earlier session
 

@@ -6,6 +6,7 @@ PUBLISH that is sent again is stored once.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
 from typing import Final, final
 
 from msgspec.structs import replace
@@ -35,13 +36,12 @@ from martlet_mqtt.wire.errors import MqttError, NotAccepted, reason_of
 from martlet_mqtt.wire.names import Name
 from martlet_mqtt.wire.packets import Ack, Connect, Publish
 from martlet_mqtt.wire.properties import Property
-from martlet_mqtt.wire.scanner import PublishRun, acks_of, ids_of
+from martlet_mqtt.wire.scanner import PUBCOMP, PublishRun, acks_of, ids_of
 
 __all__ = ["Incoming", "replaced"]
 
 _ANSWERS: Final = {1: b"\x40\x02", 2: b"\x50\x02"}
 _KINDS: Final = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
-PUBCOMP: Final = 0x70
 _SHOWN: Final = 80
 # Names of the encodings in which subscribers get a PUBLISH unchanged; by whether it has properties, and by its QoS.
 _SAME: Final = {
@@ -469,9 +469,9 @@ class Incoming:
         if len(known_ids) == len(ids) or self._version != V5:
             self._peer.send(acks_of(PUBCOMP, ids))
             return
-        for packet_id in ids:
-            reason = ReasonCode.SUCCESS if packet_id in known_ids else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
-            self._peer.send(encode_packet(Ack(PacketType.PUBCOMP, packet_id, reason), V5))
+        for is_known, alike in groupby(ids, known_ids.__contains__):
+            reason = ReasonCode.SUCCESS if is_known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            self._peer.send(acks_of(PUBCOMP, list(alike), reason))
 
 
 def _hold_all(changes: JointChanges, ids: Sequence[int]) -> None:

@@ -98,6 +98,7 @@ class ClientSubscriptions:
         topic_filter = grant.subscription.topic_filter
         shared = split_shared(topic_filter)
         if shared is not None:
+            self._connection.has_leases = True
             self.outgoing.shares.add(grant, shared)
         elif is_sys(topic_filter):
             self._gate.check("subscribe", topic_filter)
@@ -254,6 +255,7 @@ class ClientSubscriptions:
 
     def _share(self, grant: Grant, shared: SharedFilter) -> None:
         """Join a shared subscription. Raises `Refused`, and `NotAccepted` if other members have another selector."""
+        self._connection.has_leases = True
         try:
             self.outgoing.shares.add(grant, shared)
         except Refused as refused:

@@ -24,7 +24,7 @@ from martlet_mqtt.mapping.frames import number_frames, with_payloads
 from martlet_mqtt.outbound.shares import SharedSubscriptions
 from martlet_mqtt.shared.context import Counters
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
-from martlet_mqtt.wire.scanner import acks_of
+from martlet_mqtt.wire.scanner import PUBREL, acks_of
 
 __all__ = ["IDS_MAX", "INCOMING", "QOS2", "RETAINED", "Flight", "ranges_of"]
 
@@ -32,7 +32,6 @@ IDS_MAX: Final = 65_535
 INCOMING: Final = 1 << 16
 QOS2: Final = 1 << 17
 RETAINED: Final = 1 << 18
-PUBREL: Final = 0x62
 
 
 @final

@@ -37,7 +37,8 @@ __all__ = ["ANY_BYTES", "PACKET_KEYS", "TRANSITIONS", "LargePublish", "Limits", 
 
 # A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 GRACE: Final = 1.5
-# Packets that an acknowledgement counts as: it takes up to 10 us if the next one is not for the next identifier.
+# Packets that an acknowledgement counts as if the next one is not for the next identifier, or if the messages may be
+# those of a shared group: it takes up to 10 us.
 ACK_ROOM: Final = 4
 
 ANY_BYTES: Final = 1 << 30
@@ -134,6 +135,7 @@ class MqttConnection:
         "_skipped",
         "accepted_bytes_max",
         "explains",
+        "has_leases",
         "is_bridge",
         "state",
         "version",
@@ -157,6 +159,7 @@ class MqttConnection:
         self.explains = True
         self.accepted_bytes_max = ANY_BYTES
         self.is_bridge = False
+        self.has_leases = False  # whether acknowledgements may be for messages of shared groups
 
     @property
     def buffered_bytes(self) -> int:
@@ -223,10 +226,19 @@ class MqttConnection:
                 return None, at
             self._room = room - len(run.ends)
             return run, run.ends[-1]
-        acks = scan_acks(data, at, max(room // ACK_ROOM, 1))
+        return self._acks_at(data, at, room)
+
+    def _acks_at(self, data: bytes, at: int, room: int) -> tuple[Event | None, int]:
+        """As `_run_at`, for acknowledgements that count as *room* packets at most."""
+        count = max(room // ACK_ROOM, 1)
+        acks = scan_acks(data, at, count if self.has_leases else room)
         if acks is None:
             return None, at
-        self._room = max(room - ACK_ROOM * len(acks[0].ids), 0)
+        each = 1 if isinstance(acks[0].ids, range) and not self.has_leases else ACK_ROOM
+        if each > 1 and len(acks[0].ids) > count:
+            acks = scan_acks(data, at, count)
+            assert acks is not None, "the same packets were acknowledgements"
+        self._room = max(room - each * len(acks[0].ids), 0)
         return acks
 
     @property

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, final
 from martlet_mqtt.wire.codes import V5, PacketType
 from martlet_mqtt.wire.names import Name, Names
 
-__all__ = ["AckRun", "PublishRun", "acks_of", "ids_of", "scan_acks", "scan_publishes"]
+__all__ = ["PUBCOMP", "PUBREL", "AckRun", "PublishRun", "acks_of", "ids_of", "scan_acks", "scan_publishes"]
 
 # The first bytes of PUBLISH with QoS 0, 1 and 2, without DUP and RETAIN.
 PUBLISH_FIRST: Final = frozenset((0x30, 0x32, 0x34))
@@ -23,6 +23,9 @@ _ACK_RUNS: Final = {
     for first in (0x40, 0x50, 0x62, 0x70)
 }
 ACK_BYTES: Final = 4
+# First bytes of packets.
+PUBREL: Final = 0x62
+PUBCOMP: Final = 0x70
 # Packets in one turn of the event loop: handling this many takes 3 to 8 ms.
 RUN_PACKETS_MAX: Final = 1024
 
@@ -147,9 +150,10 @@ def ids_of(data: bytes | bytearray) -> Sequence[int]:
     return consecutive if ids[-1] == consecutive[-1] and ids == tuple(consecutive) else ids
 
 
-def acks_of(first: int, ids: Sequence[int]) -> bytes:
-    """Return acknowledgements without a reason for *ids*; *first* is their first byte."""
-    found, packed = bytearray(bytes((first, 2, 0, 0)) * len(ids)), pack(f">{len(ids)}H", *ids)
-    found[2::ACK_BYTES] = packed[0::2]
-    found[3::ACK_BYTES] = packed[1::2]
+def acks_of(first: int, ids: Sequence[int], reason: int = 0) -> bytes:
+    """Return acknowledgements of *ids*, with *reason* unless that is 0; *first* is their first byte."""
+    one = bytes((first, 3, 0, 0, reason)) if reason else bytes((first, 2, 0, 0))
+    found, packed = bytearray(one * len(ids)), pack(f">{len(ids)}H", *ids)
+    found[2 :: len(one)] = packed[0::2]
+    found[3 :: len(one)] = packed[1::2]
     return bytes(found)
