@@ -177,8 +177,7 @@ class ClientSubscriptions:
 
     def _make_subscription(self, request: Subscribe, destination: Destination) -> Subscription:
         self._last_number += 1
-        counters = self._context.counters
-        return Subscription(self._peer, self, counters, request, destination, self._last_number, self._version)
+        return Subscription(self._peer, self, self._context, request, destination, self._last_number, self._version)
 
     def _begin(self, request: Subscribe, destination: Destination, position: int | None = None) -> Subscription:
         """Begin a subscription; *position* is as for `Opening.open`. Raises `StompError` and `Refused`."""

@@ -19,7 +19,7 @@ from martlet_stomp.mapping.encoding import message_head
 from martlet_stomp.mapping.groups import Durable
 from martlet_stomp.outbound.browsing import Browse, last_frame
 from martlet_stomp.outbound.unacknowledged import Unacknowledged
-from martlet_stomp.shared.context import Counters
+from martlet_stomp.shared.context import Context
 from martlet_stomp.shared.following import Followed, Follower
 from martlet_stomp.wire.packets import AckMode, Subscribe, Version
 
@@ -56,6 +56,7 @@ class Subscription:
         "_browse",
         "_counters",
         "_heads",
+        "_joined",
         "_owner",
         "_peer",
         "_source",
@@ -75,7 +76,7 @@ class Subscription:
         self,
         peer: Peer,
         owner: SubscriptionOwner,
-        counters: Counters,
+        context: Context,
         request: Subscribe,
         destination: Destination,
         number: int,
@@ -83,7 +84,8 @@ class Subscription:
     ) -> None:
         self._peer = peer
         self._owner = owner
-        self._counters = counters
+        self._counters = context.counters
+        self._joined = context.joined
         self._version = version
         self.request = request
         self.destination = destination
@@ -97,7 +99,7 @@ class Subscription:
         self._source: Source | None = None
         self._browse: Browse | None = None
         is_cumulative = request.ack is AckMode.CLIENT
-        self.unacknowledged = Unacknowledged(counters, destination.text, is_cumulative=is_cumulative)
+        self.unacknowledged = Unacknowledged(context.counters, destination.text, is_cumulative=is_cumulative)
 
     def begin(self, source: Source, browse: Browse | None = None) -> None:
         """Deliver the messages of *source*; with *browse*, only the messages that it wants."""
@@ -211,10 +213,14 @@ class Subscription:
 
     def _send_frames(self, head: bytes, frames: Sequence[bytes]) -> None:
         """Send *frames*, each after *head*; does not copy large frames."""
-        if len(frames) > 1 and max(map(len, frames)) >= LARGE_BYTES:
+        if len(frames) == 1:
+            self._peer.send(head, frames[0])
+        elif (joined := self._joined.find(head, frames)) is not None:
+            self._peer.send(head, joined)
+        elif max(map(len, frames)) >= LARGE_BYTES:
             self._peer.send(*chain.from_iterable([(head, frame) for frame in frames]))
         else:
-            self._peer.send(head, head.join(frames))
+            self._peer.send(head, self._joined.join(head, frames))
 
     def _head(self, delivery: int) -> bytes:
         if len(self._heads) > 16:

@@ -21,6 +21,7 @@ from martlet_stomp.config import StompConfig
 from martlet_stomp.mapping.destinations import Destination, check_name, parse_destinations
 from martlet_stomp.mapping.encoding import SubscriptionEncodings
 from martlet_stomp.mapping.groups import GROUP, Durable, is_queue_group
+from martlet_stomp.mapping.joined import JoinedFrames
 from martlet_stomp.mapping.messages import GROUP_ID, Template
 from martlet_stomp.shared.clients import Connected, DurableUse
 from martlet_stomp.shared.following import Feeds
@@ -118,6 +119,7 @@ class Context(Struct):
     # Members that must leave their groups, because their clients are gone.
     leaving: Leaving = field(default_factory=Leaving)
     clients: dict[Connected, None] = field(default_factory=dict)
+    joined: JoinedFrames = field(default_factory=JoinedFrames)
 
     def has_topic(self, name: str) -> bool:
         """Return whether topic *name* exists."""
