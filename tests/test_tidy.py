@@ -49,6 +49,7 @@ EFFECTS = {
             "martlet/config.py": "reads the configuration file",
             "martlet/cli/new_plugin.py": "writes the files of a plugin to begin with",
             "martlet/runtime/clock.py": "reads from the kernel when this process began",
+            "martlet/runtime/installed.py": "reads what pip has written about the installed packages",
             "martlet/runtime/malloc_trim.py": "reads from the kernel how much memory this process has",
             "martlet/net/unix_sockets.py": "finds a socket by its directory",
             "martlet/net/certificates/self_signed.py": "hands a key to OpenSSL in a file that is on no disk",

@@ -434,7 +434,7 @@ PLUGIN_CHAPTERS: Final = (
 
 def own_plugins() -> list[str]:
     """Return the names of the plugins that Martlet's own distribution contains; the pages describe only these."""
-    return [name for name, entry in available().items() if entry.dist and entry.dist.name == "martlet"]
+    return [name for name, entry in available().items() if entry.distribution == "martlet"]
 
 
 def config_page() -> str:

@@ -5,7 +5,6 @@ these records from tables of a TOML file and from ``--set KEY=VALUE``. It refuse
 suggests the most similar known key. ``docs/config.md`` is generated from the same records.
 """
 
-import difflib
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -161,6 +160,8 @@ def fill(record: type[Section], table: Mapping[str, object], prefix: str) -> Sec
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """Return the text of an error for the unknown *key*, which suggests the most similar known key."""
+    import difflib
+
     choices = {choice.rpartition(".")[2]: choice for choice in known}
     near = difflib.get_close_matches(key.rpartition(".")[2], choices, 1, 0.5)
     mend = f"did you mean {choices[near[0]]!r}?" if near else f"known: {', '.join(choices.values())}"

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,6 +19,7 @@ from martlet.cli.outcome import Exit, Unreachable, guarded
 from martlet.config import read_toml
 from martlet.errors import ConfigError, MartletError, PluginError, StoreFailed, StoreLocked
 from martlet.plugins import loader
+from martlet.runtime.installed import EntryPoint
 from martlet_tx.plugin import TxPlugin
 
 

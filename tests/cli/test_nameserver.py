@@ -3,7 +3,6 @@
 import json
 import signal
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from martlet.contracts import Authorizer
 from martlet.errors import PluginError
 from martlet.plugins import loader
 from martlet.plugins.hooks import Hooks
+from martlet.runtime.installed import EntryPoint
 from martlet_remoting.commands.nameserver import enabled_plugins
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.signatures import SigningKey

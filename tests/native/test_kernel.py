@@ -13,8 +13,8 @@ from tests.native.test_appends import IPV4, Item, World
 
 from martlet.errors import ConfigError
 from martlet.runtime import native
+from martlet.runtime.installed import installed_version
 from martlet.runtime.native import kernel_name, use_kernel
-from martlet.runtime.version import installed_version
 from martlet.store.append.usual import put_usual
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
 import pytest
@@ -41,6 +40,7 @@ from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message, put_property
 from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import Hooks
+from martlet.runtime.installed import EntryPoint
 from martlet.runtime.steps import Steps
 from martlet.state import NOTHING, Projection, pack_rows, unpack_rows
 

@@ -5,7 +5,6 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from importlib.metadata import EntryPoint
 from inspect import Signature
 from types import SimpleNamespace
 from typing import ClassVar
@@ -27,6 +26,7 @@ from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import HOOKS, Hooks
 from martlet.plugins.loader import Plugins, _check_addresses, available, guarded_filter, load
 from martlet.records.codec import encode_record
+from martlet.runtime.installed import EntryPoint
 from martlet.settings import BrokerConfig
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config

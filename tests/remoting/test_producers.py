@@ -1,7 +1,6 @@
 """A plugin that holds half messages asks a live producer about them, without knowing how producers are spoken to."""
 
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +16,7 @@ from martlet.message import Message, Record, decode_properties
 from martlet.plugins import loader
 from martlet.plugins.hooks import Hooks
 from martlet.records.codec import decode_record
+from martlet.runtime.installed import EntryPoint
 from martlet.runtime.steps import Steps
 from martlet.state import Projection
 from martlet.state.projection import NOTHING

@@ -1,7 +1,6 @@
 """A delayed message is held or refused, and never delivered at once, whatever fails in the plugin that holds them."""
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +15,7 @@ from martlet.contracts import Service, Stage, Timers
 from martlet.message import Message
 from martlet.plugins import loader
 from martlet.plugins.hooks import Hooks
+from martlet.runtime.installed import EntryPoint
 from martlet.state import Projection
 from martlet_remoting.wire.codes import ResponseCode
 

@@ -59,8 +59,8 @@ def _run(words: list[str]) -> int:
         print(_overview(commands()), end="")
         return Exit.OK if words else Exit.USAGE
     if words[0] in ("-V", "--version"):
+        from martlet.runtime.installed import installed_version
         from martlet.runtime.native import kernel_name
-        from martlet.runtime.version import installed_version
 
         print(f"martlet {installed_version()} (kernel: {kernel_name()})")
         return Exit.OK

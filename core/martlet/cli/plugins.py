@@ -70,7 +70,7 @@ def show(arguments: argparse.Namespace) -> int:
             {
                 "name": name,
                 "enabled": name in config.plugins.enabled,
-                "distribution": f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist else None,
+                "distribution": f"{entry.distribution} {entry.version}" if entry and entry.distribution else None,
                 "hooks": [hook.removeprefix("martlet_") for hook in hooks.get(name, ())],
                 "error": failed.get(name),
             }

@@ -97,8 +97,8 @@ def serve(config: "Config") -> int:
     import trio
 
     from martlet.app.startup import notify_systemd, run
+    from martlet.runtime.installed import installed_version
     from martlet.runtime.native import kernel_name
-    from martlet.runtime.version import installed_version
 
     logs.configure(config.log)
     os.umask(0o077)  # no other user may read messages

@@ -11,7 +11,6 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
 from traceback import walk_tb
 from typing import Any, Final, TypeVar, final
@@ -54,6 +53,7 @@ from martlet.contracts import (
 from martlet.errors import ConfigError, MartletError, PluginError, Reason, Refused
 from martlet.net.addresses import show_address, split_listen
 from martlet.plugins.hooks import HOOKS, Hooks
+from martlet.runtime.installed import EntryPoint, entry_points
 
 __all__ = [
     "GROUP",
@@ -96,7 +96,7 @@ class Plugin(Struct, frozen=True):
 
 def available() -> dict[str, EntryPoint]:
     """Return every installed plugin's entry point by the plugin's name; nothing is imported."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    return {entry.name: entry for entry in entry_points(GROUP)}
 
 
 class _Pluggy(pluggy.PluginManager):

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 
 from martlet.errors import ConfigError
-from martlet.runtime.version import installed_version
+from martlet.runtime.installed import installed_version
 
 __all__ = ["Mode", "kernel_name", "native", "use_kernel"]
 

@@ -10,9 +10,9 @@ import trio
 
 from martlet.contracts import Traffic
 from martlet.delivery.routing.route_cache import RouteCache
+from martlet.runtime.installed import installed_version
 from martlet.runtime.malloc_trim import resident_bytes
 from martlet.runtime.steps import Budget, Steps
-from martlet.runtime.version import installed_version
 from martlet_mqtt.mapping.bridges import News
 from martlet_mqtt.mapping.frames import Grant
 from martlet_mqtt.shared.context import PROTOCOL, Context

@@ -16,7 +16,7 @@ from martlet.groups.strategy.policy import GroupPolicy
 from martlet.groups.strategy.sticky import Sticky
 from martlet.message import TAGS
 from martlet.net.complaints import Complaints
-from martlet.runtime.version import installed_version
+from martlet.runtime.installed import installed_version
 from martlet_stomp.config import StompConfig
 from martlet_stomp.mapping.destinations import Destination, check_name, parse_destinations
 from martlet_stomp.mapping.encoding import SubscriptionEncodings
