@@ -10,17 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.delivery.routing import route_cache
-from martlet.delivery.routing.division import Route
+from martlet.delivery.routing.division import Route, divide
 from martlet.delivery.routing.route_cache import (
     COMBINED_MAX,
     FREED_AT_ONCE,
     NAME_BYTES,
+    NAME_STEPS,
     STAMPED_LEVELS,
     STEPS_A_TURN,
     RouteCache,
     in_pieces,
 )
 from martlet.errors import Reason, Refused
+from martlet.store import Queue
 
 LEVELS = st.sampled_from(["", "a", "b", "$s", "c"])
 NAMES = st.lists(LEVELS, min_size=1, max_size=4).map("/".join)
@@ -181,6 +183,17 @@ def test_a_storm_of_connecting_devices_leaves_other_routes_cached() -> None:
     assert set(routes.route("devices/7/state").grants) == {"dashboard", "late"}
 
 
+def test_a_slice_finds_the_routes_of_few_new_names() -> None:
+    routes: RouteCache[str] = RouteCache()
+    routes.add("#", "all")
+    found = [(number, b"", 0, 0, f"device/{number}", Queue("t", 0)) for number in range(1000)]
+    ends = [0]
+    while ends[-1] < len(found):
+        ends.append(divide(found, routes, ends[-1])[1])
+    assert len(ends) > 10, "each takes a few ms"
+    assert divide(found, routes)[1] == len(found), "the names are known now"
+
+
 def test_cached_names_are_bounded() -> None:
     routes: RouteCache[str] = RouteCache(names_max=50)
     routes.add("#", "s")
@@ -312,7 +325,7 @@ def found_in_turns(routes: RouteCache[int], name: str) -> tuple[Route[int], int]
     for turn in count(1):
         before = routes.steps
         route = routes.find_route(name)
-        assert routes.steps - before <= 2 * STEPS_A_TURN + 100
+        assert routes.steps - before <= 2 * STEPS_A_TURN + 100 + NAME_STEPS
         if route is not None:
             return route, turn
     raise AssertionError

@@ -8,7 +8,16 @@ from msgspec.structs import replace
 from martlet.testing.peers import check_connection
 from martlet_mqtt.wire.codec import decode_packet, encode_packet
 from martlet_mqtt.wire.codes import V3, V4, V5, PacketType, ReasonCode
-from martlet_mqtt.wire.connection import ACK_ROOM, LARGE_BYTES, TRANSITIONS, LargePublish, Limits, MqttConnection, State
+from martlet_mqtt.wire.connection import (
+    ACK_ROOM,
+    LARGE_BYTES,
+    NAME_ROOM,
+    TRANSITIONS,
+    LargePublish,
+    Limits,
+    MqttConnection,
+    State,
+)
 from martlet_mqtt.wire.errors import MqttError
 from martlet_mqtt.wire.names import Names
 from martlet_mqtt.wire.packets import (
@@ -268,3 +277,20 @@ def test_acknowledgements_that_take_long_end_a_turn_earlier(step: int, has_lease
     counts = [len(event.ids) for event in connection.events() if isinstance(event, AckRun)]
     assert sum(counts) == 4000
     assert max(counts) == RUN_PACKETS_MAX // expected
+
+
+def test_messages_of_new_names_end_a_turn_earlier() -> None:
+    connection, sizes = connect(State.OPEN, V4, Names(100)), list[list[int]]()
+    data = b"".join([encode_packet(Publish(f"n/{number}", b"", 0), V4) for number in range(2 * RUN_PACKETS_MAX)])
+    for _ in range(2):
+        turns: list[int] = [0]
+        connection.receive_data(data, 0.0)
+        for event in connection.events():
+            assert isinstance(event, PublishRun)
+            turns[-1] += len(event.ends)
+            if connection.is_turn_over:
+                turns.append(0)
+        assert sum(turns) == 2 * RUN_PACKETS_MAX
+        sizes.append(turns)
+    assert max(sizes[0]) == RUN_PACKETS_MAX // (1 + NAME_ROOM)
+    assert max(sizes[1]) == RUN_PACKETS_MAX

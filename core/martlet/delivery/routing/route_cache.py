@@ -36,6 +36,8 @@ TABLES_MAX: Final = 8
 # Steps in one turn of the event loop for finding a route. A step adds VALUES_A_STEP values.
 STEPS_A_TURN: Final = per_slice(us=0.5)
 VALUES_A_STEP: Final = 32
+# Steps that a new name takes besides its walk through the filters: 20 us.
+NAME_STEPS: Final = 100
 NAMES_MAX: Final = 200_000
 # Approximate memory limit of cached routes; long names and routes to many subscribers take most of it.
 ROUTES_BYTES_MAX: Final = 1 << 27
@@ -348,6 +350,7 @@ class RouteCache(Generic[T]):
 
     def _begin_finding(self, name: str) -> Route[T] | None:
         self.routes_found += 1
+        self.steps += NAME_STEPS
         if len(self._cached) >= self._names_max or self._bytes >= self.routes_bytes_max:
             self.forget_routes()
         if self._tables_to_free:

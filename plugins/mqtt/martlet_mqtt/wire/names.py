@@ -166,6 +166,7 @@ class Names:
         self.table: dict[bytes, Name] = {}
         self._topic_of = topic_of
         self._name_bytes_max = name_bytes_max
+        self.learned = 0  # number of names that were new
         self._bytes = 0
 
     def find(self, name: str) -> Name:
@@ -211,6 +212,7 @@ class Names:
             return None
 
     def _keep(self, name: Name) -> Name:
+        self.learned += 1
         self._bytes += len(name.raw)
         if len(self.table) >= NAMES_KEPT or self._bytes > NAMES_KEPT_BYTES:
             self.table.clear()
