@@ -101,10 +101,10 @@ fn is_sound(record: &[u8]) -> Option<bool> {
     let end = record.len();
     let body_end = HEAD_BYTES.checked_add(usize::try_from(i32_at(record, 84)?).ok()?)?;
     let body = record.get(HEAD_BYTES..body_end)?;
-    let is_plain = i32_at(record, 36)? & WIDE_HOSTS == 0
-        && record[end - RECORD_CRC_BYTES] != RECORD_CRC_NAME[0]
-        && record[end - 12] != 1
-        && record[end - 1] != 0;
+    let at = end - RECORD_CRC_BYTES;
+    let marks = [record[at] == RECORD_CRC_NAME[0], record[at + 1] == RECORD_CRC_NAME[1], record[at + 8] == 1];
+    let has_marks = marks.iter().filter(|&&is_there| is_there).count() >= 2; // a flipped bit changes one of them
+    let is_plain = i32_at(record, 36)? & WIDE_HOSTS == 0 && !has_marks && record[end - 1] != 0;
     Some(is_plain && (body.is_empty() || crc32fast::hash(body) & 0x7FFF_FFFF == i32_at(record, 8)? as u32))
 }
 

@@ -151,3 +151,19 @@ def test_a_body_of_an_impossible_length_is_doubted() -> None:
         records = Records(data)
         for function in (kernel_of(doubtful_records), doubtful_records):
             assert function(records.data, records.starts, records.heads) == [0]
+
+
+def test_a_record_crc_is_doubted_whichever_bit_of_its_name_is_flipped() -> None:
+    whole = stored([Message("t", b"body", b"a\x01b\x02", born_host=IPV4)], has_crcs=True)
+    for bit in range(9 * 8):
+        data = bytearray(whole)
+        data[len(data) - 20 + bit // 8] ^= 1 << bit % 8
+        records = Records(data)
+        for function in (kernel_of(doubtful_records), doubtful_records):
+            assert function(records.data, records.starts, records.heads) == [0]
+
+
+def test_a_record_that_ends_like_one_with_a_record_crc_is_not_doubted() -> None:
+    records = Records(stored([Message("t", b"body", b"CONTENT_TYPE\x01text/plain\x02", born_host=IPV4)] * 2))
+    for function in (kernel_of(doubtful_records), doubtful_records):
+        assert function(records.data, records.starts, records.heads) == []

@@ -172,7 +172,10 @@ def doubtful_records(data: Data, starts: Integers, heads: Any) -> list[int]:
     ends, bodies = starts + heads["size"], starts + HEAD_BYTES
     body_ends = bodies + heads["body_bytes"]
     fine = (heads["sys_flag"] & WIDE_HOSTS == 0) & (body_ends >= bodies) & (body_ends <= ends)
-    fine &= (raw[ends - RECORD_CRC_BYTES] != MARK_FIRST) & (raw[ends - 12] != MARK_LAST) & (raw[ends - 1] != 0)
+    first, second = raw[ends - RECORD_CRC_BYTES] == MARK_FIRST, raw[ends - RECORD_CRC_BYTES + 1] == MARK_FIRST
+    last = raw[ends - 12] == MARK_LAST
+    # A flipped bit changes one of the three marks of a record CRC.
+    fine &= ~((first & second) | (first & last) | (second & last)) & (raw[ends - 1] != 0)
     parts = map(slice, bodies.tolist(), body_ends.tolist())
     crcs = np.array(crc32_each(map(view.__getitem__, parts)), np.uint32)
     fine &= (crcs & 0x7FFFFFFF == heads["crc"]) | (heads["body_bytes"] == 0)
