@@ -7,7 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyFrozenSet, PyList, PySlice};
 
 use crate::guard::guarded;
-use crate::layout::{BLANK_SIZE, ENTRY_BYTES};
+use crate::layout::{BLANK_SIZE, ENTRY_BYTES, HEAD_BYTES, MAGIC_V1};
+use crate::scan::record_crc_holds;
+
+/// The flags of IPv6 hosts.
+const WIDE_HOSTS: i32 = 0x30;
 
 /// An entry of a queue.
 struct Entry {
@@ -147,5 +151,97 @@ pub fn gather_records<'py>(
             })?)?,
         }
         Ok((found.count, found.size))
+    })
+}
+
+/// What an intact record of a queue says about itself.
+struct Identity<'a> {
+    topic: &'a [u8],
+    queue_id: i32,
+    offset: i64,
+    position: i64,
+}
+
+/// Whether *record* is intact, and of that queue and offset; false if its layout is another than V1 with IPv4 hosts.
+fn is_intact(record: &[u8], identity: &Identity) -> Option<bool> {
+    let number = |at: usize| Some(i32::from_be_bytes(record.get(at..at + 4)?.try_into().ok()?));
+    let long = |at: usize| Some(i64::from_be_bytes(record.get(at..at + 8)?.try_into().ok()?));
+    let is_right = usize::try_from(number(0)?) == Ok(record.len())
+        && number(4)? as u32 == MAGIC_V1
+        && number(12)? == identity.queue_id
+        && long(20)? == identity.offset
+        && long(28)? == identity.position
+        && number(36)? & WIDE_HOSTS == 0;
+    if !is_right {
+        return Some(false);
+    }
+    let topic_at = HEAD_BYTES.checked_add(usize::try_from(number(84)?).ok()?)?;
+    let topic_end = topic_at.checked_add(1 + usize::from(*record.get(topic_at)?))?;
+    let &[high, low] = record.get(topic_end..topic_end + 2)? else { return None };
+    let (topic, properties) = (record.get(topic_at + 1..topic_end)?, record.get(topic_end + 2..)?);
+    let body = record.get(HEAD_BYTES..topic_at)?;
+    Some(
+        topic == identity.topic
+            && properties.len() == usize::from(high & 0x7F) << 8 | usize::from(low)
+            && high < 0x80
+            && properties.last() != Some(&0)
+            && (body.is_empty() || crc32fast::hash(body) & 0x7FFF_FFFF == number(8)? as u32)
+            && record_crc_holds(record),
+    )
+}
+
+/// As `count_intact`, for the bytes of a page from *base* on.
+#[allow(clippy::too_many_arguments)]
+fn intact_count(
+    entries: &[u8],
+    bytes_max: i64,
+    base: i64,
+    page: &[u8],
+    numbers: &[i64],
+    topic: &[u8],
+    queue_id: i32,
+    offset: i64,
+) -> usize {
+    let mut bytes_left = bytes_max;
+    let is_next = |(entry, number): (&[u8], &i64)| {
+        let Entry { position, size } = Entry::read(entry)?;
+        bytes_left = bytes_left.checked_sub(i64::from(size))?;
+        let start = usize::try_from(position.checked_sub(base)?).ok()?;
+        let record = page.get(start..start.checked_add(usize::try_from(size).ok()?)?)?;
+        let identity = Identity { topic, queue_id, offset: offset.checked_add(*number)?, position };
+        let is_usual = bytes_left >= 0 && size > 0 && size != BLANK_SIZE && is_intact(record, &identity)?;
+        is_usual.then_some(())
+    };
+    entries.chunks_exact(ENTRY_BYTES).zip(numbers).map_while(is_next).count()
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn count_intact<'py>(
+    entries: &Bound<'py, PyBytes>,
+    first: usize,
+    end: usize,
+    bytes_max: i64,
+    page: &Bound<'py, PyAny>,
+    queue: &Bound<'py, PyAny>,
+    offset: i64,
+    indexes: &Bound<'py, PyAny>,
+) -> PyResult<usize> {
+    guarded("count_intact", || {
+        let (py, entries) = (page.py(), entries.as_bytes());
+        let (base, data) = (page.getattr(intern!(py, "base"))?.extract()?, page.getattr(intern!(py, "data"))?);
+        let topic = queue.getattr(intern!(py, "topic_bytes"))?.cast_into::<PyBytes>()?;
+        let queue_id = queue.getattr(intern!(py, "queue_id"))?.extract()?;
+        let stop = end.min(entries.len() / ENTRY_BYTES).min(indexes.len()?);
+        let numbers: Vec<i64> =
+            (first..stop).map(|index| indexes.get_item(index)?.extract()).collect::<PyResult<_>>()?;
+        let wanted = entries.get(first.saturating_mul(ENTRY_BYTES)..stop * ENTRY_BYTES).unwrap_or_default();
+        let count =
+            |page: &[u8]| intact_count(wanted, bytes_max, base, page, &numbers, topic.as_bytes(), queue_id, offset);
+        Ok(match data.cast::<PyBytes>() {
+            Ok(bytes) => count(bytes.as_bytes()),
+            // SAFETY: no Python code runs while the slice is borrowed, and the lock of the interpreter is held.
+            Err(_) => count(unsafe { data.cast::<PyByteArray>()?.as_bytes() }),
+        })
     })
 }

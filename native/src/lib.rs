@@ -47,6 +47,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(items::sent_answers, module)?)?;
     module.add_function(wrap_pyfunction!(gather::gather_records, module)?)?;
     module.add_function(wrap_pyfunction!(gather::select_entries, module)?)?;
+    module.add_function(wrap_pyfunction!(gather::count_intact, module)?)?;
     module.add_function(wrap_pyfunction!(records::find_names, module)?)?;
     module.add_function(wrap_pyfunction!(records::survey, module)?)?;
     module.add_function(wrap_pyfunction!(batches::take_members, module)?)?;

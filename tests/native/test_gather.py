@@ -6,9 +6,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.native.kernel import kernel_of
 
+from martlet.message import Message
+from martlet.records.codec import encode_record, with_room_for_record_crc, write_record_crc
 from martlet.records.layout import BLANK_SIZE, ENTRY, Buffer
 from martlet.store.disk.page_cache import Page
-from martlet.store.read.gather import gather_records, select_entries
+from martlet.store.queues.queues import Queue
+from martlet.store.read.gather import count_intact, gather_records, select_entries
 
 CODES = st.one_of(st.integers(-3, 3), st.integers(-(1 << 63), (1 << 63) - 1))
 ENTRIES = st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(0, 99), CODES), max_size=40)
@@ -75,3 +78,54 @@ def test_adjacent_records_are_a_view_of_the_page_and_others_a_copy() -> None:
         assert isinstance(view, memoryview)
         assert (view.obj is page.data, bytes(view)) == (True, bytes(range(10, 30)))
         assert copy == bytes(range(10, 20)) + bytes(range(25, 35))
+
+
+IPV4, IPV6 = b"\x7f\0\0\x01\0\0\x30\x39", bytes(range(20))
+PROPERTIES = st.sampled_from([b"", b"TAGS\x01a\x02", with_room_for_record_crc(b"TAGS\x01a\x02"), b"a\x01\0"])
+RECORDS = st.tuples(
+    st.sampled_from(["t", "t", "t", "t", "u", "x" * 200]),
+    st.binary(max_size=9),
+    PROPERTIES,
+    st.sampled_from([IPV4, IPV4, IPV4, IPV6]),
+    st.sampled_from([0, 0, 0, 1]),
+)
+# The byte that is changed, and by what.
+DAMAGE = st.one_of(st.none(), st.none(), st.tuples(st.integers(0, 500), st.integers(1, 255)))
+
+
+@given(
+    st.lists(RECORDS, max_size=5),
+    DAMAGE,
+    st.sampled_from([0, 1 << 40]),
+    st.integers(0, 3),
+    st.integers(0, 6),
+    st.one_of(st.just(1 << 20), st.integers(-5, 600)),
+    st.booleans(),
+    st.integers(0, 30),
+)
+def test_the_kernel_finds_intact_records_that_python_finds(
+    records: list[tuple[str, bytes, bytes, bytes, int]],
+    damage: tuple[int, int] | None,
+    base: int,
+    first: int,
+    end: int,
+    bytes_max: int,
+    has_gaps: bool,
+    cut: int,
+) -> None:
+    data, entries, queue, is_usual = bytearray(), b"", Queue("t", 3), True
+    indexes = [2 * i + 1 for i in range(len(records))] if has_gaps else range(len(records))
+    for index, (topic, body, properties, host, odd) in zip(indexes, records, strict=True):
+        message, position = Message(topic, body, properties, 3, born_host=host), base + len(data)
+        record = bytearray(encode_record(message, 3 + odd, 70 + index, position, 5, IPV4))
+        if b"__CRC32#" in properties:
+            write_record_crc(record, 0, len(record))
+        entries += ENTRY.pack(position, len(record), 7)
+        is_usual = is_usual and host == IPV4
+        data += record
+    if damage is not None and data:
+        data[damage[0] % len(data)] ^= damage[1]
+    page = Page(base, bytes(data[: len(data) - cut]), False)
+    arguments = entries, first, end, bytes_max, page, queue, 70, indexes
+    python, kernel = count_intact(*arguments), kernel_of(count_intact)(*arguments)
+    assert kernel == python if is_usual else kernel <= python

@@ -1,20 +1,23 @@
 """Gathers the records of a queue's entries from a page of the log, many in one call.
 
-The native kernel has both functions as well; see `martlet.runtime.native`.
+The native kernel has these functions as well; see `martlet.runtime.native`.
 """
 
 import sys
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate, compress
 from operator import add, le, ne
 from typing import Final
 
-from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES, Buffer
+from martlet.records.codec import check_record
+from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES, IDENTITY, QUEUE_ID_AT, Buffer
 from martlet.store.disk.page_cache import Page
+from martlet.store.queues.queues import Queue
 from martlet.store.read.tag_match import matching_entries
 
-__all__ = ["gather_records", "select_entries"]
+__all__ = ["count_intact", "gather_records", "select_entries"]
 
 SWAPS: Final = sys.byteorder == "little"  # entries are big-endian
 
@@ -61,6 +64,28 @@ def gather_records(
     parts = _runs(page.view, low, starts[:count], ends[:count])
     pieces.append(parts[0] if len(parts) == 1 else b"".join(parts))
     return count, sum(sizes[:count])
+
+
+def count_intact(
+    entries: bytes, first: int, end: int, bytes_max: int, page: Page, queue: Queue, offset: int, indexes: Sequence[int]
+) -> int:
+    """Return how many records of *entries*, from index *first* up to *end*, are intact and in *page*.
+
+    Each must have the CRCs that it says, and belong to *queue*, at *offset* plus its number in *indexes*. Stops as
+    `gather_records`. The kernel also stops before a record that has another layout than V1 with IPv4 hosts.
+    """
+    count, size_left, view, base = 0, bytes_max, page.view, page.base
+    data = entries[first * ENTRY_BYTES : end * ENTRY_BYTES]
+    for index, (position, size, _) in zip(indexes[first:], ENTRY.iter_unpack(data), strict=False):
+        start, size_left = position - base, size_left - size
+        if size_left < 0 or start < 0 or not 0 < size < BLANK_SIZE or start + size > len(view):
+            break
+        if not check_record(view, start, start + size, position, queue.topic_bytes):
+            break
+        if IDENTITY.unpack_from(view, start + QUEUE_ID_AT) != (queue.queue_id, offset + index):
+            break
+        count += 1
+    return count
 
 
 def _usual_count(data: bytes, base: int) -> int:

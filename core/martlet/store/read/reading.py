@@ -30,7 +30,7 @@ from martlet.runtime.native import native
 from martlet.store.disk.page_cache import Page, PageCache
 from martlet.store.format.light import names_place
 from martlet.store.queues.queues import BlockDamaged, Queue
-from martlet.store.read.gather import gather_records, select_entries
+from martlet.store.read.gather import count_intact, gather_records, select_entries
 from martlet.store.read.needle_match import STEPS_MAX, NeedleSearch
 
 __all__ = ["Care", "LogReader", "ReadResult", "ReadStatus", "merged"]
@@ -252,6 +252,7 @@ class LogReader:
         self.verify = verify
         self.tells = tells
         self._gather_records, self._select_entries = native(gather_records), native(select_entries)
+        self._count_intact = native(count_intact)
 
     def read(
         self,
@@ -306,11 +307,13 @@ class LogReader:
             if search is not None and len(indexes) >= NARROWED_MIN:
                 data, indexes, checked_count = _narrow(data, indexes, checked_count, search, tests)
             pieces_before = len(result.pieces)
-            unchecked_count, index = 0, -1
+            collected_count, index = 0, -1
             if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
-                unchecked_count = self._collect_unchecked(result, data, max_messages, budget_bytes, load)
-            if unchecked_count < len(indexes):
-                indexes_left, entries_left = indexes[unchecked_count:], data[unchecked_count * ENTRY_BYTES :]
+                collected_count = self._collect_many(
+                    result, queue, offset, indexes, data, max_messages, budget_bytes, load
+                )
+            if collected_count < len(indexes):
+                indexes_left, entries_left = indexes[collected_count:], data[collected_count * ENTRY_BYTES :]
                 index = self._collect(
                     result, queue, offset, indexes_left, entries_left, max_messages, budget_bytes, predicate, load, wait
                 )
@@ -420,23 +423,35 @@ class LogReader:
             result.count, result.size, result.status = count, budget_bytes - left, ReadStatus.FOUND
         return full
 
-    def _collect_unchecked(
-        self, result: ReadResult, data: bytes, max_messages: int, budget_bytes: int, load: Load
+    def _collect_many(
+        self,
+        result: ReadResult,
+        queue: Queue,
+        offset: int,
+        indexes: list[int] | range,
+        data: bytes,
+        max_messages: int,
+        budget_bytes: int,
+        load: Load,
     ) -> int:
-        """Add the first records of the entries in *data* that need no check, many in one step; return their number.
+        """Add the first records of the entries in *data*, many in one step; return their number.
 
-        The caller continues one by one: at the end of the budget, at a page that is not at hand or needs checks, or at
-        an odd entry.
+        The caller continues one by one: at the end of the budget, at a page that is not at hand, or at an odd entry or
+        record.
         """
         pieces, gather = result.pieces, self._gather_records
         bytes_left, done = budget_bytes - result.size, 0
         count = min(max_messages - result.count, len(data) // ENTRY_BYTES)
         while done < count:
             position, size = POSITION_SIZE.unpack_from(data, done * ENTRY_BYTES)
-            page = self._page(position, size, load)
-            if page is None or not (page.trusted or not self.verify):
+            page, end = self._page(position, size, load), min(count, done + BLOCK_ENTRIES)
+            if page is None:
                 break
-            gathered, gathered_bytes = gather(data, done, min(count, done + BLOCK_ENTRIES), bytes_left, page, pieces)
+            if self.verify and not page.trusted:
+                if queue.light:
+                    break
+                end = done + self._count_intact(data, done, end, bytes_left, page, queue, offset, indexes)
+            gathered, gathered_bytes = gather(data, done, end, bytes_left, page, pieces)
             if not gathered:
                 break
             done += gathered
