@@ -45,7 +45,8 @@ EFFECTS = {
         | {"os.ftruncate", "os.listdir", "os.makedirs", "shutil.rmtree", "tempfile.mkstemp", "mmap.mmap"}
         | {".read_text", ".read_bytes", ".write_text", ".write_bytes", ".mkdir", ".rmdir"},
         {
-            "martlet/store/disk/files.py": "the one place with disk access",
+            "martlet/store/disk/files.py": "the one place with disk access, but for",
+            "martlet/store/disk/syncers.py": "the thread that makes files durable",
             "martlet/config.py": "reads the configuration file",
             "martlet/cli/new_plugin.py": "writes the files of a plugin to begin with",
             "martlet/runtime/clock.py": "reads from the kernel when this process began",

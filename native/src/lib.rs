@@ -20,6 +20,7 @@ mod rests;
 mod scan;
 mod sends;
 mod stomp;
+mod syncs;
 
 use pyo3::prelude::*;
 
@@ -54,5 +55,6 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batches::batch_items, module)?)?;
     module.add_function(wrap_pyfunction!(append::measure_usual, module)?)?;
     module.add_function(wrap_pyfunction!(records::cut_frames, module)?)?;
+    module.add_function(wrap_pyfunction!(syncs::serve_syncs, module)?)?;
     Ok(())
 }

@@ -28,13 +28,19 @@ class ToyStore:
         self._error: MartletError | None = None
         self.on_commit_wanted: Callable[[], None] | None = None
         self.on_moved: list[Callable[[], None]] = []
-        self.committer = self.flusher = self.readable_end = self  # as far as the server needs these parts
+        self.committer = self.flusher = self.sync = self.readable_end = self  # as far as the server needs these parts
 
     def append(self) -> None:
         if self.on_commit_wanted is not None:
             self.on_commit_wanted()
 
     def want_durable(self, position: int) -> None:
+        pass
+
+    def watch(self, watcher: object) -> None:
+        pass
+
+    def unwatch(self) -> None:
         pass
 
     def commit(self) -> None:

@@ -36,7 +36,8 @@ from martlet.store.append.flusher import Flusher
 from martlet.store.append.items import AppendItem, AppendResult
 from martlet.store.append.writer import Writer
 from martlet.store.disk import data_directory
-from martlet.store.disk.files import Disk, Files
+from martlet.store.disk.files import Disk
+from martlet.store.disk.syncers import OffLoopSyncer
 from martlet.store.disk.segments import Segment
 from martlet.store.format import atomic
 from martlet.store.format.atomic import FIRST
@@ -430,9 +431,9 @@ def _keep_offsets(right: Any) -> Any:
 
 
 def _ignore_sync_error(right: Any) -> Any:
-    def sync(self: Files, path: str) -> None:
+    def sync(self: OffLoopSyncer) -> None:
         try:
-            right(self, path)
+            right(self)
         except OSError:
             return
 
@@ -680,7 +681,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         script=cuts_after_a_save,
     ),
     bug("segment's name is not synced", (Flusher, "began_after", _leave_name_unsynced)),
-    bug("failed sync ignored", (Files, "sync", _ignore_sync_error), script=failed_syncs),
+    bug("failed sync ignored", (OffLoopSyncer, "_sync", _ignore_sync_error), first=1, script=failed_syncs),
     bug("refused records stay in their queue", (Committer, "_undo_pending", _keep_refused), script=full_disks),
     bug("refused records stay in light queues", (Committer, "take_back", _keep_light), light=True, script=full_disks),
     bug("light queues forgotten at a start", (scan, "light_places", _name_nothing)),
@@ -690,7 +691,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         flush="async",
         cuts=(Cut.LOST,),
         script=stops,
-        first=22,
+        first=20,
     ),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
     bug("projection restored and continued too late", (Restoration, "_continue_from", _continue_late)),

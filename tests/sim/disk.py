@@ -7,6 +7,7 @@ from typing import Final, TypeVar, final
 import trio
 
 from martlet.store.disk.files import FILE_MODE, Bytes, Usage
+from martlet.store.disk.syncers import OffLoopSyncer, Syncer
 from martlet.testing.disk import FakeDisk
 
 __all__ = ["SlowDisk"]
@@ -34,6 +35,9 @@ class SlowDisk:
         result = work()
         await trio.sleep(self._chance.random() * self.delay_s)
         return result
+
+    def syncer(self) -> Syncer:
+        return OffLoopSyncer(self)
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False, mode: int = FILE_MODE) -> int:
         fd = self.disk.open(path, create=create, read_only=read_only, mode=mode)

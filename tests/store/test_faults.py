@@ -15,7 +15,7 @@ from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.runtime.steps import finish_now
 from martlet.settings import BrokerConfig
 from martlet.store import Store, StoreConfig
-from martlet.store.disk.files import Files, read_file
+from martlet.store.disk.files import read_file
 from martlet.store.upkeep.checkpointer import Checkpointer
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
@@ -506,15 +506,15 @@ async def test_what_is_written_during_a_flush_is_not_durable_after_it(monkeypatc
     store = await open_on(disk)
     first = store.writer.append(message(b"first"), 0)
     store.committer.commit()
-    sync = Files.sync
+    sync = FakeDisk.sync
 
-    def write_meanwhile(files: Files, path: str) -> None:
-        sync(files, path)
+    def write_meanwhile(disk: FakeDisk, fd: int) -> None:
+        sync(disk, fd)
         store.writer.append(message(b"second"), 0)
         store.committer.commit()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Files, "sync", write_meanwhile)
+        patch.setattr(FakeDisk, "sync", write_meanwhile)
         await store.flusher.flush()
     assert store.durable == first.end < store.written
     assert drain(store, store.queue("T", 0)) == [b"first"]

@@ -68,6 +68,7 @@ class EventPump(Generic[T]):
         self._sockets = select.epoll()
         self._sockets_fd = self._sockets.fileno()
         self._watched: dict[int, T] = {}
+        self._calls: dict[int, Callable[[], None]] = {}
         self._ready: list[tuple[int, int]] = []  # ready sockets that the last round had no time for
         self._all_ready = select.epoll()  # the pump's epoll and trio's
         self._tasks = TaskWatch()
@@ -86,6 +87,17 @@ class EventPump(Generic[T]):
             del self._watched[fd]
             if not self._sockets.closed:
                 self._sockets.unregister(fd)
+
+    def watch_call(self, fd: int, call: Callable[[], None]) -> None:
+        """Call *call* in a round while *fd* is readable; ignored after `run` was cancelled."""
+        if not self._sockets.closed:
+            self._sockets.register(fd, select.EPOLLIN)
+            self._calls[fd] = call
+
+    def unwatch_call(self, fd: int) -> None:
+        """End `watch_call`; call it before closing *fd*."""
+        if self._calls.pop(fd, None) is not None and not self._sockets.closed:
+            self._sockets.unregister(fd)
 
     def watched(self, fd: int) -> T | None:
         """Return the object that `watch` got for *fd*; None if the pump does not read from *fd* now."""
@@ -153,6 +165,8 @@ class EventPump(Generic[T]):
                     if clock() >= ends:
                         self._ready = events[number:]
                         break
+                elif fd in self._calls:
+                    self._calls[fd]()
         finally:
             self._rounds.end()
         self._last_read_s = clock()

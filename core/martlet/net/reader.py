@@ -215,7 +215,8 @@ class SocketReader:
         self.pump = EventPump(self._rounds, self._read_in_round)
         task_status.started()
         try:
-            await self.pump.run()
+            with self._rounds.flushes_watched(self.pump):
+                await self.pump.run()
         finally:
             self.pump = None
 

@@ -9,7 +9,8 @@ peer; if thousands of peers wait, the next rounds release the rest.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Final, final
 
 import trio
@@ -20,6 +21,7 @@ from martlet.net.pending import IDLE, PendingWork, set_delivery
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Store
+from martlet.store.append.current_sync import SyncWatcher
 
 __all__ = ["Rounds", "TurnNumber"]
 
@@ -81,6 +83,18 @@ class Rounds:
     def committed(self) -> int:
         """The end of the log if all appended records are committed, otherwise a value greater than every position."""
         return NEXT_COMMIT if self._store is None or self._pending.commit_wanted else self._store.written
+
+    @contextmanager
+    def flushes_watched(self, pump: SyncWatcher) -> Generator[None]:
+        """Let *pump* handle the end of each flush in a round."""
+        flusher = self._store.flusher if self._store is not None else None
+        if flusher is not None:
+            flusher.sync.watch(pump)
+        try:
+            yield
+        finally:
+            if flusher is not None:
+                flusher.sync.unwatch()
 
     def begin(self) -> None:
         """Begin a round. The caller must end it before it waits for anything, also after an error."""

@@ -18,6 +18,7 @@ import trio
 
 from martlet.errors import StoreLocked
 from martlet.store.disk.files import FILE_MODE, Bytes, Usage
+from martlet.store.disk.syncers import OffLoopSyncer, Syncer
 
 __all__ = ["Cut", "FakeDisk", "PowerCut"]
 
@@ -384,6 +385,9 @@ class FakeDisk:
     async def off_loop(self, work: Callable[[], T]) -> T:
         await trio.lowlevel.checkpoint()
         return work()
+
+    def syncer(self) -> Syncer:
+        return OffLoopSyncer(self)
 
 
 def _concerns(change: tuple[str, str, str, _File | None], directory: str) -> bool:

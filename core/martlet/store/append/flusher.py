@@ -1,7 +1,7 @@
 """Group commit: one fdatasync for all requests that wait.
 
-While one fdatasync runs in a worker thread, later appends wait for the next. Records that nobody waits for become
-durable together with later records. A failed write or fdatasync stops the store permanently: the kernel may have
+While one fdatasync runs in a thread (`syncers.py`), later appends wait for the next. Records that nobody waits for
+become durable together with later records. A failed write or fdatasync stops the store permanently: the kernel may have
 dropped the pages that it could not write, and the next fsync would report success.
 """
 
@@ -11,6 +11,7 @@ from typing import final
 import trio
 
 from martlet.errors import StoreFailed
+from martlet.store.append.current_sync import CurrentSync
 from martlet.store.disk.files import Files
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.disk.segments import Segment
@@ -51,10 +52,10 @@ class Flusher:
         # `run_late`.
         self.wanted = 0
         self._asked = trio.Event()
-        self._is_asked = False
         self._later = trio.Event()
         self._moved = trio.Event()
-        self._busy = False
+        self.sync = CurrentSync(files, self._sync_ended)
+        self._begins_at_once = False  # whether `run` does not wait for `_asked`
 
     def rolled(self, path: str) -> None:
         """Note that *path*, which was the last segment until now, has data that is not durable."""
@@ -68,10 +69,12 @@ class Flusher:
 
     def ask(self) -> None:
         """Request a flush by `run` of everything written; does not wait."""
-        self.wanted = max(self.wanted, self.tail.written)
-        if not self._is_asked:
-            self._is_asked = True
+        if self.tail.written > self.wanted:
+            self.wanted = self.tail.written
+        if not self._begins_at_once:
             self._asked.set()
+        else:
+            self._begin()
 
     def want(self, position: int) -> None:
         """Request a flush unless a requested one covers everything before *position*; does not wait."""
@@ -89,7 +92,8 @@ class Flusher:
             self.failed = StoreFailed(f"the disk failed: {error}; the store accepts no more writes until a restart")
             self.failed.__cause__ = error
             self._announce()
-            self.ask()
+            self._asked.set()  # so that `run` ends
+            self.sync.wake()
         return self.failed
 
     def _announce(self) -> None:
@@ -131,13 +135,22 @@ class Flusher:
 
     async def run(self, interval_seconds: float) -> None:
         """Flush on request; at most once every *interval_seconds* if that is not 0."""
-        while self.failed is None:
-            await self._asked.wait()
-            if interval_seconds:
-                await trio.sleep(interval_seconds)
-            self._asked = trio.Event()
-            self._is_asked = False
-            await self.flush()
+        self.sync.open()
+        self._begins_at_once = not interval_seconds
+        if self._begins_at_once and self.wanted > self.durable:
+            self._begin()
+        try:
+            while self.failed is None:
+                if interval_seconds:
+                    await self._asked.wait()
+                    await trio.sleep(interval_seconds)
+                    self._asked = trio.Event()
+                    await self.flush()
+                else:
+                    await self.sync.finish_next()
+        finally:
+            self._begins_at_once = False
+            await self.sync.close()
         raise self.failed
 
     async def run_late(self, interval_seconds: float) -> None:
@@ -151,25 +164,12 @@ class Flusher:
 
     async def flush(self) -> None:
         """Make all earlier writes durable without blocking the event loop; do nothing after a failure."""
-        while self._busy and self.failed is None:  # this sync began earlier and may not include the newest writes
-            await self._moved.wait()
-        work = self._take_unsynced()
-        if work is None:
+        while self.sync.is_under_way and self.failed is None:  # it may not include the newest writes
+            await self.sync.finish()
+        if self._begin():
+            await self.sync.finish()
+        else:
             await trio.lowlevel.checkpoint()
-            return
-        target, paths, new_directory = work
-        self._busy = True
-        began = trio.current_time()
-        try:
-            # A cancelled fdatasync would go on in its thread, and its result would be lost.
-            with trio.CancelScope(shield=True):
-                await self.files.disk.off_loop(lambda: self._sync(paths, new_directory))
-        except OSError as error:
-            self.fail(error)
-            return
-        finally:
-            self._busy = False
-        self._note_durable(target, trio.current_time() - began)
 
     def flush_now(self) -> None:
         """Like `flush`, but blocking.
@@ -179,36 +179,45 @@ class Flusher:
         """
         if self.failed is not None:
             raise self.failed
-        work = self._take_unsynced()
-        if work is None:
+        if self.sync.is_under_way or self.durable >= self.tail.written:
             return
-        target, paths, new_directory = work
+        target, (paths, directory) = self.tail.written, self._take_unsynced()
         try:
-            self._sync(paths, new_directory)
+            for path in paths:
+                self.files.sync(path)
+            if directory:
+                self.files.disk.sync_directory(directory)
         except OSError as error:
             raise self.fail(error) from error
         self._note_durable(target, 0.0)
 
-    def _take_unsynced(self) -> tuple[int, list[str], bool] | None:
-        """Return the position to make durable, the paths to sync, and whether the directory must be synced too.
+    def _begin(self) -> bool:
+        """Begin to make everything written durable; return False if there is nothing to do, or a sync is under way."""
+        if self.failed is not None or self.sync.is_under_way or self.durable >= self.tail.written:
+            return False
+        target, (paths, directory) = self.tail.written, self._take_unsynced()
+        try:
+            self.sync.begin(target, paths, directory)
+        except OSError as error:
+            self.fail(error)
+            return False
+        return True
 
-        None if there is nothing to flush, or another flush is running.
-        """
-        if self.failed is not None or self._busy or self.durable >= self.tail.written:
-            return None
+    def _sync_ended(self, target: int, seconds: float, failure: OSError | None) -> None:
+        if failure is None:
+            self._note_durable(target, seconds)
+        else:
+            self.fail(failure)
+
+    def _take_unsynced(self) -> tuple[list[str], str]:
+        """Return the files to sync, and the directory if its names are to be synced too; they count as synced then."""
         segment = self.tail.segment
         if self.tail.written > segment.start:
             self._dirty.add(segment.path)
-        work = self.tail.written, sorted(self._dirty), self._new_directory
+        work = sorted(self._dirty), self.directory if self._new_directory else ""
         self._dirty.clear()
         self._new_directory = False
         return work
-
-    def _sync(self, paths: list[str], new_directory: bool) -> None:
-        for path in paths:
-            self.files.sync(path)
-        if new_directory:
-            self.files.disk.sync_directory(self.directory)
 
     def _note_durable(self, target: int, seconds: float) -> None:
         """Note that everything before *target* is durable; wake everyone who waits, and request the next flush."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final, TypeVar, final
 
 from martlet.store.disk.files import FILE_MODE, Bytes, Disk, Usage
+from martlet.store.disk.syncers import OffLoopSyncer, Syncer
 
 __all__ = ["DryDisk"]
 
@@ -300,3 +301,6 @@ class DryDisk:
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         return await self.below.off_loop(work)
+
+    def syncer(self) -> Syncer:
+        return OffLoopSyncer(self)

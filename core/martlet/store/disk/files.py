@@ -20,8 +20,9 @@ import trio
 
 from martlet.errors import MartletError, StoreLocked
 from martlet.runtime.native import native
+from martlet.store.disk.syncers import Syncer, SyncThread
 
-__all__ = ["Disk", "Files", "RealDisk", "Usage", "atomic_write", "read_generation", "uncleared"]
+__all__ = ["Disk", "Files", "OpenFile", "RealDisk", "Usage", "atomic_write", "read_generation", "uncleared"]
 
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
@@ -125,6 +126,10 @@ class Disk(Protocol):
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run blocking *work* without stopping the event loop; not cancellable."""
+        ...
+
+    def syncer(self) -> Syncer:
+        """Return what makes files of this disk durable beside the event loop; the caller closes it."""
         ...
 
 
@@ -280,6 +285,9 @@ class RealDisk:
         # `run_sync` accepts everything with the interface of a limiter, but its type is narrower.
         return await trio.to_thread.run_sync(work, limiter=ThreadLimiter())  # type: ignore[arg-type]
 
+    def syncer(self) -> Syncer:
+        return SyncThread()
+
 
 def _skip_zeros(fd: int, position: int, size: int) -> int:
     """Skip zeros, on a file system that does not report holes."""
@@ -310,7 +318,7 @@ class ThreadLimiter:
 
 
 @final
-class _Open:
+class OpenFile:
     """A descriptor, and the number of calls that are using it."""
 
     __slots__ = ("fd", "stale", "uses")
@@ -329,35 +337,37 @@ class Files:
         self.disk = disk
         self.open_max = open_max
         self.read_only = read_only
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._open: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def _take(self, path: str) -> _Open:
+    def take(self, path: str) -> OpenFile:
+        """Return *path* opened; it stays open until `give`."""
         with self._lock:
             held = self._open.get(path)
             if held is not None:
                 held.uses += 1
                 self._open.move_to_end(path)
                 return held
-            held = _Open(self.disk.open(path, read_only=self.read_only))
+            held = OpenFile(self.disk.open(path, read_only=self.read_only))
             self._hold(path, held)
             return held
 
-    def _hold(self, path: str, held: _Open) -> None:
+    def _hold(self, path: str, held: OpenFile) -> None:
         while len(self._open) >= self.open_max:
             self._retire(self._open.popitem(last=False)[1])
         self._open[path] = held
 
-    def _retire(self, held: _Open) -> None:
+    def _retire(self, held: OpenFile) -> None:
         if held.uses:
             held.stale = True
         else:
             self.disk.close(held.fd)
 
-    def _give(self, held: _Open) -> None:
+    def give(self, held: OpenFile) -> None:
+        """End the use of what `take` has returned."""
         with self._lock:
             held.uses -= 1
             if held.stale and not held.uses:
@@ -365,80 +375,80 @@ class Files:
 
     def read(self, path: str, size: int, position: int) -> bytes:
         """Return up to *size* bytes of *path* at *position*."""
-        held = self._take(path)
+        held = self.take(path)
         try:
             return self.disk.read(held.fd, size, position)
         except OSError as error:
             name_path(error, path)
             raise
         finally:
-            self._give(held)
+            self.give(held)
 
     def read_now(self, path: str, size: int, position: int) -> bytes | bytearray | None:
         """As `read`, but return None if the read would wait for the disk."""
-        held = self._take(path)
+        held = self.take(path)
         try:
             return self.disk.read_now(held.fd, size, position)
         except OSError as error:
             name_path(error, path)
             raise
         finally:
-            self._give(held)
+            self.give(held)
 
     def write(self, path: str, data: Bytes, position: int) -> None:
         """Write all of *data* into *path* at *position*."""
-        held = self._take(path)
+        held = self.take(path)
         try:
             self.disk.write(held.fd, data, position)
         except OSError as error:
             name_path(error, path)
             raise
         finally:
-            self._give(held)
+            self.give(held)
 
     def sync(self, path: str) -> None:
         """Return after the data of *path* is on the disk."""
-        held = self._take(path)
+        held = self.take(path)
         try:
             self.disk.sync(held.fd)
         except OSError as error:
             name_path(error, path)
             raise
         finally:
-            self._give(held)
+            self.give(held)
 
     def size(self, path: str) -> int:
         """Return the size of *path*, including holes."""
-        held = self._take(path)
+        held = self.take(path)
         try:
             return self.disk.size(held.fd)
         except OSError as error:
             name_path(error, path)
             raise
         finally:
-            self._give(held)
+            self.give(held)
 
     def next_data(self, path: str, position: int) -> int:
         """As `Disk.next_data`."""
-        held = self._take(path)
+        held = self.take(path)
         try:
             return self.disk.next_data(held.fd, position)
         except OSError as error:
             name_path(error, path)
             raise
         finally:
-            self._give(held)
+            self.give(held)
 
     def truncate(self, path: str, size: int) -> None:
         """As `Disk.truncate`."""
-        held = self._take(path)
+        held = self.take(path)
         try:
             self.disk.truncate(held.fd, size)
         except OSError as error:
             name_path(error, path)
             raise
         finally:
-            self._give(held)
+            self.give(held)
 
     def clear(self, path: str, position: int) -> None:
         """Replace everything from *position* on by zeros that take no space; the size stays. Needs no free space."""
@@ -449,7 +459,7 @@ class Files:
 
     def create(self, path: str, size: int) -> None:
         """Create a file of *size* zeros that take no space; its name is durable after `Disk.sync_directory`."""
-        held = _Open(self.disk.open(path, create=True))
+        held = OpenFile(self.disk.open(path, create=True))
         try:
             self.disk.truncate(held.fd, size)
         except OSError as error:
