@@ -200,18 +200,25 @@ class Waits:
     """The epoll of the pump, which counts how often it waits."""
 
     def __init__(self, pump: EventPump[PumpReading], before: Callable[[], None] = lambda: None) -> None:
-        self._all_ready = pump._all_ready
+        self._all = pump._all
         self._before = before
         self.count = 0
-        pump._all_ready = cast("select.epoll", self)
+        pump._all = cast("select.epoll", self)
 
-    def poll(self, timeout: float) -> list[tuple[int, int]]:
-        self.count += 1
-        self._before()
-        return self._all_ready.poll(timeout)
+    def poll(self, timeout: float, count: int) -> list[tuple[int, int]]:
+        if timeout:
+            self.count += 1
+            self._before()
+        return self._all.poll(timeout, count)
+
+    def register(self, fd: int, events: int) -> None:
+        self._all.register(fd, events)
+
+    def unregister(self, fd: int) -> None:
+        self._all.unregister(fd)
 
     def close(self) -> None:
-        self._all_ready.close()
+        self._all.close()
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(TURN_S / 2, False), (60.0, True)])

@@ -37,8 +37,8 @@ from martlet.store.append.items import AppendItem, AppendResult
 from martlet.store.append.writer import Writer
 from martlet.store.disk import data_directory
 from martlet.store.disk.files import Disk
-from martlet.store.disk.syncers import OffLoopSyncer
 from martlet.store.disk.segments import Segment
+from martlet.store.disk.syncers import OffLoopSyncer
 from martlet.store.format import atomic
 from martlet.store.format.atomic import FIRST
 from martlet.store.read import reading
@@ -415,8 +415,8 @@ def _drop_held(right: Any) -> Any:
 def _release_early(right: Any) -> Any:
     """Held answers leave when their record was written, not when it is durable."""
 
-    def queue(self: Any, peer: ServerPeer, readable: int, committed: int) -> None:
-        right(self, peer, NEXT_COMMIT, committed)
+    def queue(self: Any, peer: ServerPeer, readable: int) -> None:
+        right(self, peer, NEXT_COMMIT)
 
     return queue
 

@@ -1,5 +1,6 @@
 """The deadlines of all connections, watched by one task."""
 
+import math
 from collections.abc import Callable
 from itertools import islice
 from typing import Final, final
@@ -31,16 +32,25 @@ class Deadlines:
 
     def watch(self, peer: ServerPeer) -> None:
         """Watch the deadline of *peer*, or the end of its login, if it is earlier than the one already watched."""
-        if peer.state < CLOSING and self._alarms.ring_by(peer, min(peer.deadline, peer.expires_at)):
+        at = peer.connection.deadline() if peer.own_pace is None else peer.deadline
+        if peer.expires_at < at:
+            at = peer.expires_at
+        if at < peer.watched_at and peer.state < CLOSING:
+            self._watch(peer, at)
+
+    def _watch(self, peer: ServerPeer, at: float) -> None:
+        peer.watched_at = at
+        if self._alarms.ring_by(peer, at):
             self._changed.set()
 
     def watch_expiry(self, peer: ServerPeer) -> None:
         """As `watch`, for the end of the login alone."""
-        if peer.state < CLOSING and self._alarms.ring_by(peer, peer.expires_at):
-            self._changed.set()
+        if peer.expires_at < peer.watched_at and peer.state < CLOSING:
+            self._watch(peer, peer.expires_at)
 
     def forget(self, peer: ServerPeer) -> None:
         """Stop watching *peer*."""
+        peer.watched_at = math.inf
         self._alarms.cancel(peer)
 
     async def run(self) -> None:
@@ -52,4 +62,5 @@ class Deadlines:
             await trio.lowlevel.checkpoint()  # lets tasks with readable peers note that first
             now = trio.current_time()
             for _, peer in islice(self._alarms.take(now), PASSED_A_TURN):
+                peer.watched_at = math.inf
                 self._passed(peer, now)

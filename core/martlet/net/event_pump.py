@@ -1,7 +1,7 @@
 """One task that reads from all plain sockets in rounds, and waits briefly for more before it returns to trio.
 
 A turn of trio's loop costs about as much as a small request: re-arming the socket, waking the task, and bookkeeping.
-The pump has its own epoll, in which each socket is registered once. A round handles all sockets that are ready: one
+The pump has its own epolls, in which each socket is registered once. A round handles all sockets that are ready: one
 read of each, then one commit, one flush request, one wake pass (`martlet.net.rounds`). If no socket is ready, the pump
 waits up to a millisecond for more. It also waits for trio's own epoll, so that a finished thread, a new connection or
 data on a TLS connection ends the wait immediately. It returns to trio when another task can run, when a deadline is
@@ -65,39 +65,49 @@ class EventPump(Generic[T]):
     def __init__(self, rounds: Rounds, readable: Callable[[T], None]) -> None:
         self._rounds = rounds
         self._readable = readable
-        self._sockets = select.epoll()
-        self._sockets_fd = self._sockets.fileno()
+        # Trio waits for the first, and the pump for the second, which also has trio's own epoll.
+        self._sockets, self._all = select.epoll(), select.epoll()
         self._watched: dict[int, T] = {}
         self._calls: dict[int, Callable[[], None]] = {}
         self._ready: list[tuple[int, int]] = []  # ready sockets that the last round had no time for
-        self._all_ready = select.epoll()  # the pump's epoll and trio's
         self._tasks = TaskWatch()
-        self._can_wait = False
+        self._trio_fd = -1
+        self._is_trio_ready = False
         self._last_read_s = 0.0  # time of the last read in s
 
     def watch(self, fd: int, reading: T) -> None:
         """Read from the socket *fd* from now on; ignored after `run` was cancelled."""
-        if not self._sockets.closed:
-            self._sockets.register(fd, select.EPOLLIN)
+        if self._register(fd):
             self._watched[fd] = reading
 
     def unwatch(self, fd: int, reading: T) -> None:
         """Stop reading from *fd*; call it before closing *fd*. Ignored if *fd* is not watched for *reading*."""
         if self._watched.get(fd) is reading:
             del self._watched[fd]
-            if not self._sockets.closed:
-                self._sockets.unregister(fd)
+            self._unregister(fd)
 
     def watch_call(self, fd: int, call: Callable[[], None]) -> None:
         """Call *call* in a round while *fd* is readable; ignored after `run` was cancelled."""
-        if not self._sockets.closed:
-            self._sockets.register(fd, select.EPOLLIN)
+        if self._register(fd):
             self._calls[fd] = call
 
     def unwatch_call(self, fd: int) -> None:
         """End `watch_call`; call it before closing *fd*."""
-        if self._calls.pop(fd, None) is not None and not self._sockets.closed:
+        if self._calls.pop(fd, None) is not None:
+            self._unregister(fd)
+
+    def _register(self, fd: int) -> bool:
+        """Wait for *fd* from now on; return False after the end of `run`."""
+        if self._sockets.closed:
+            return False
+        self._sockets.register(fd, select.EPOLLIN)
+        self._all.register(fd, select.EPOLLIN)
+        return True
+
+    def _unregister(self, fd: int) -> None:
+        if not self._sockets.closed:
             self._sockets.unregister(fd)
+            self._all.unregister(fd)
 
     def watched(self, fd: int) -> T | None:
         """Return the object that `watch` got for *fd*; None if the pump does not read from *fd* now."""
@@ -105,54 +115,54 @@ class EventPump(Generic[T]):
 
     async def run(self) -> None:
         """Read until cancelled."""
-        trio_fd = trio_epoll_fd()
-        self._can_wait = trio_fd >= 0
+        self._trio_fd = trio_epoll_fd()
         try:
-            self._all_ready.register(self._sockets_fd, select.EPOLLIN)
-            if self._can_wait:
-                self._all_ready.register(trio_fd, select.EPOLLIN)
+            if self._trio_fd >= 0:
+                self._all.register(self._trio_fd, select.EPOLLIN)
+                self._calls[self._trio_fd] = self._leave
             trio.lowlevel.add_instrument(self._tasks)
             while True:
-                await trio.lowlevel.wait_readable(self._sockets_fd)
+                await trio.lowlevel.wait_readable(self._sockets)
                 while self._run_rounds():
                     await trio.lowlevel.checkpoint()
         finally:
             trio.lowlevel.remove_instrument(self._tasks)
-            self._all_ready.close()
+            self._all.close()
             self._sockets.close()
+
+    def _leave(self) -> None:
+        """Note that trio has something to do."""
+        self._is_trio_ready = True
 
     def _run_rounds(self) -> bool:
         """Run rounds; return True when another task must run, False when waiting in trio is cheaper."""
         tasks, clock = self._tasks.runnable, time.perf_counter
-        may_wait = False
+        may_wait, wait_s = False, 0.0
         turn_ends = clock() + TURN_S
+        self._is_trio_ready = False
         while True:
-            if self._run_round():
-                if self._last_read_s >= turn_ends:
+            events = self._ready or self._all.poll(wait_s, SOCKETS_A_ROUND)
+            if events:
+                if len(events) == 1 and events[0][0] == self._trio_fd:
+                    return True
+                self._run_round(events)
+                if self._is_trio_ready or self._last_read_s >= turn_ends:
                     return True
                 if tasks:  # such as the flusher; trio reports new requests after it has run them
                     return bool(self._ready)
                 if self._ready:
                     continue
-            elif clock() - self._last_read_s > TURN_S:
+            elif wait_s or clock() - self._last_read_s > TURN_S:
                 return False
             if not may_wait:
-                if not self._can_wait:
+                if tasks or self._trio_fd < 0:
                     return False
-                if tasks or trio.lowlevel.current_statistics().seconds_to_next_deadline <= TURN_S:
+                if trio.lowlevel.current_statistics().seconds_to_next_deadline <= TURN_S:
                     return False
-                may_wait = True
-            ready = self._all_ready.poll(TURN_S)
-            if not ready:
-                return False
-            if len(ready) > 1 or ready[0][0] != self._sockets_fd:
-                return True
+                may_wait, wait_s = True, TURN_S
 
-    def _run_round(self) -> bool:
-        """Read from ready sockets until the time of a round is over; return False if no socket is ready."""
-        events = self._ready or self._sockets.poll(0, SOCKETS_A_ROUND)
-        if not events:
-            return False
+    def _run_round(self, events: list[tuple[int, int]]) -> None:
+        """Read from the sockets of *events* until the time of a round is over."""
         self._ready = []
         clock = time.perf_counter
         ends = clock() + TURN_S
@@ -170,7 +180,6 @@ class EventPump(Generic[T]):
         finally:
             self._rounds.end()
         self._last_read_s = clock()
-        return True
 
 
 @final

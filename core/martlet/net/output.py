@@ -76,13 +76,13 @@ class Output:
         "_drops_rest",
         "_held",
         "_pending",
-        "_progress",
-        "_tls_border",
         "blocked",
         "draining",
         "held_bytes",
+        "progress",
         "ready",
         "skipped",
+        "tls_border",
         "unsent_bytes",
     )
 
@@ -95,9 +95,9 @@ class Output:
         self.skipped = 0  # bytes of the first ready piece already sent
         self.draining = False  # whether a task waits until the transport accepts more of `ready`
         self.blocked: list[Buffer] | None = [] if blocked else None  # may not be sent yet
-        self._tls_border: bytearray | None = None  # the last piece in plain text
+        self.tls_border: bytearray | None = None  # the last piece in plain text
         self._drops_rest = False  # after the border
-        self._progress: trio.Event | None = None
+        self.progress: trio.Event | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -145,7 +145,7 @@ class Output:
         if self.blocked is not None:
             self.blocked += pieces
             return
-        if self._tls_border is not None:
+        if self.tls_border is not None:
             pieces = self._stop_at_border(pieces)
         if not self.draining:
             if self.ready:
@@ -177,7 +177,7 @@ class Output:
             self._count_unsent(-unheld_bytes)
         else:
             self._drop_part(self.skipped + sent_bytes)
-        if sent_bytes and self._progress is not None:
+        if sent_bytes and self.progress is not None:
             self.note_progress()
 
     def _drop_part(self, sent_bytes: int) -> None:
@@ -206,7 +206,7 @@ class Output:
 
     def drop(self) -> None:
         """Drop all output, and block no more of it."""
-        self.blocked = self._tls_border = None
+        self.blocked = self.tls_border = None
         self._held.clear()
         self.ready, self.skipped = [], 0
         self.held_bytes = 0
@@ -217,14 +217,14 @@ class Output:
 
     def begin_border(self, *, drops_rest: bool) -> Buffer:
         """Return an empty piece; what is sent after it must not leave in plain text, and is blocked or dropped."""
-        self._tls_border = bytearray()
+        self.tls_border = bytearray()
         self._drops_rest = drops_rest
-        return self._tls_border
+        return self.tls_border
 
     def _stop_at_border(self, pieces: list[Buffer]) -> list[Buffer]:
         """Return the leading *pieces* that are still sent in plain text; block the others."""
         for index, piece in enumerate(pieces):
-            if piece is self._tls_border:
+            if piece is self.tls_border:
                 self.blocked = pieces[index + 1 :]
                 if self._drops_rest:
                     self.drop_blocked()
@@ -239,7 +239,7 @@ class Output:
 
     def unblock(self) -> None:
         """Let out what is blocked, and what comes later."""
-        self._tls_border = None
+        self.tls_border = None
         blocked, self.blocked = self.blocked, None
         if blocked:
             self._queue_pieces(blocked)
@@ -254,15 +254,15 @@ class Output:
 
     async def wait_progress(self) -> None:
         """Return when some of the output was sent or dropped, or the connection has come closer to its end."""
-        if self._progress is None:
-            self._progress = trio.Event()
-        await self._progress.wait()
+        if self.progress is None:
+            self.progress = trio.Event()
+        await self.progress.wait()
 
     def note_progress(self) -> None:
         """Let the callers of `wait_progress` continue."""
-        if self._progress is not None:
-            self._progress.set()
-            self._progress = None
+        if self.progress is not None:
+            self.progress.set()
+            self.progress = None
 
 
 def may_wait(piece: Buffer) -> bool:

@@ -139,6 +139,7 @@ class ServerPeer:
         "transport",
         "undecided",
         "upgrade",
+        "watched_at",
         "wrapped",
     )
 
@@ -154,6 +155,7 @@ class ServerPeer:
         # Whether the first bytes decide between TLS, WebSocket and plain text; False where plain text is the only way.
         self.undecided = protocol.tls_required or protocol.websocket is not None or protocol.takes_tls
         self.encrypted = False
+        self.watched_at = math.inf  # when `Deadlines` looks at the peer
         self.wrapped = False  # whether the transport is TLS or WebSocket
         self.upgrade: ssl.SSLContext | None = None  # set by `start_tls`, until the client has begun TLS
         self.state = OPEN
@@ -299,6 +301,24 @@ class ServerPeer:
         output.drop_sent(sent_bytes)
         if output.ready or self.transport.pending():
             self.drain()
+
+    def send_now(self, answers: Answers) -> None:
+        """Send *answers* at the end of a round, while nothing else is unsent; the rest waits as other output does."""
+        if self.state >= LOST:
+            return
+        try:
+            sent_bytes = self.transport.send(answers.pieces)
+        except Exception as error:
+            self.lose(error)
+            return
+        self.protocol.traffic.bytes_out += sent_bytes
+        output = self.output
+        if sent_bytes < answers.size or self.transport.pending():
+            output.add(answers)
+            output.drop_sent(sent_bytes)
+            self.drain()
+        elif output.progress is not None:
+            output.note_progress()
 
     def drain(self) -> None:
         """Start a task that sends the output as the transport accepts it."""

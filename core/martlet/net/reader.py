@@ -248,7 +248,7 @@ class SocketReader:
 
     def _handle_in_round(self, reading: PumpReading, data: bytes) -> None:
         peer = reading.peer
-        now = trio.current_time()
+        now = self._rounds.now
         peer.protocol.traffic.bytes_in += len(data)
         peer.connection.receive_data(data, now)
         events = iter(peer.connection.events())
@@ -260,14 +260,16 @@ class SocketReader:
 
     def _finish_read(self, peer: ServerPeer, received: int, now: float) -> None:
         """Finish a read of *received* bytes, whose complete requests have all been handled."""
-        self._note_incomplete(peer, received, now)
+        size = peer.connection.buffered_bytes
+        if size or self.incomplete.total:
+            self._note_incomplete(peer, size, received, now)
         self.deadlines.watch(peer)
 
     async def _handle_data(self, peer: ServerPeer, data: bytes) -> None:
         """Handle all requests that *data* completes, and send their answers together."""
-        now = trio.current_time()
-        peer.protocol.traffic.bytes_in += len(data)
         self._rounds.begin()
+        now = self._rounds.now
+        peer.protocol.traffic.bytes_in += len(data)
         try:
             peer.connection.receive_data(data, now)
             events = iter(peer.connection.events())
@@ -319,7 +321,7 @@ class SocketReader:
                     self.incomplete.forget(peer)  # the server makes the rest of its request wait
                     await peer.wait_pace()
                 elif peer.over:
-                    self._note_incomplete(peer, received, now)
+                    self._note_incomplete(peer, peer.connection.buffered_bytes, received, now)
                     await self._wait_room(peer)
                 else:
                     await self._work.wait()
@@ -357,9 +359,9 @@ class SocketReader:
         if scope is not None:
             scope.cancel()
 
-    def _note_incomplete(self, peer: ServerPeer, received: int, now: float) -> None:
-        """Update the incomplete bytes of *peer*; if a limit is exceeded, close the slowest peers."""
-        size, requests = peer.connection.buffered_bytes, self.incomplete
+    def _note_incomplete(self, peer: ServerPeer, size: int, received: int, now: float) -> None:
+        """Note that *size* bytes of *peer* are incomplete; if a limit is exceeded, close the slowest peers."""
+        requests = self.incomplete
         if not size and (not requests.total or peer not in requests):
             return
         origin = origin_of(peer.host)

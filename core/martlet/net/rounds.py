@@ -67,6 +67,7 @@ class Rounds:
         self._store = store
         self._pending = pending
         self._turn = TurnNumber()
+        self.now = 0.0  # the time of this round, as of `trio.current_time`
         self._spent_s = 0.0  # time that rounds have spent on collecting ...
         self._spent_turn = 0  # ... in the turn with this number
         if store is not None:
@@ -99,6 +100,7 @@ class Rounds:
     def begin(self) -> None:
         """Begin a round. The caller must end it before it waits for anything, also after an error."""
         self._pending.in_round = True
+        self.now = trio.current_time()
 
     def end(self) -> None:
         """Commit, send answers, and call `Handler.collect` of woken peers, a limited number of them."""
@@ -153,26 +155,27 @@ class Rounds:
         pending = self._pending
         while pending.touched:
             peers, pending.touched = pending.touched, []
-            readable, committed = self.readable, self.committed
+            readable = self.readable
             for peer in peers:
-                self._send_or_hold(peer, readable, committed)
+                self._send_or_hold(peer, readable)
 
     def queue_output(self, peer: ServerPeer) -> None:
         """Send the answers of *peer* in this round, or hold them."""
-        self._send_or_hold(peer, self.readable, self.committed)
+        self._send_or_hold(peer, self.readable)
 
-    def _send_or_hold(self, peer: ServerPeer, readable: int, committed: int) -> None:
-        """Send the answers of *peer* in this round, or hold those that depend on the log beyond *readable*.
-
-        Answers that wait for `NEXT_COMMIT` wait for *committed*, the current end of the log.
-        """
+    def _send_or_hold(self, peer: ServerPeer, readable: int) -> None:
+        """Send the answers of *peer* in this round, or hold those that depend on the log beyond *readable*."""
         answers, peer.answers = peer.answers, None
         if peer.state is CLOSED:
             return
         output = peer.output
         if answers is not None and answers.pieces:
-            position = committed if answers.hold_position == NEXT_COMMIT else answers.hold_position
-            unsent = output.unsent_bytes
+            position, unsent = answers.hold_position, output.unsent_bytes
+            if position == NEXT_COMMIT:
+                position = self.committed
+            if not unsent and position <= readable and output.blocked is None and output.tls_border is None:
+                peer.send_now(answers)
+                return
             if position > readable:
                 output.hold(answers, position)
                 self._pending.held[peer] = None

@@ -123,7 +123,7 @@ class RemotingHandler:
                 context.state.counters.requests += event.taken
             if event.ends:
                 self._end_run(event, gate)
-            return self._give_turn_after(len(event))
+            return self._give_turn_after(event.size)
         flag, signers = event.flag, self._signers
         if flag & FLAG_RESPONSE:
             context.finish(event.opaque, event)

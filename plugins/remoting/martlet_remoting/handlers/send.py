@@ -69,14 +69,14 @@ def send_run(
     state, host, stamp = context.state, context.peer.host, context.state.templates.stamp
     stages, body_bytes_max = state.broker.stages, state.broker.config.message_bytes_max
     words = (*BROKER_WORDS, *stages.needles)
-    if len(sends) > 1 and not contains(b"\x02".join([properties for _, _, _, properties, *_ in sends]), words):
+    count = len(sends)
+    if count > 1 and not contains(b"\x02".join([properties for _, _, _, properties, *_ in sends]), words):
         words = ()  # one search in all is faster than a search in each
     run: list[AppendItem | Message] = []
     staged: list[int] = []
     room = 0
-    while len(run) < len(sends):
-        at = len(run)
-        name, *_ = sends[at]
+    while (at := len(run)) < count:
+        name = sends[at][0]
         grant = gate.publishable.get(name) or _ask_grant(gate, name)
         topic = _usual_topic(grant)
         if grant is None or topic is None:

@@ -239,7 +239,7 @@ class FrameBuffer:
                 room = SENDS_MAX - len(sends) - len(ends)
                 found, start = self._scan_sends(data, start, room, frame_bytes_max, header_bytes_max)
                 sends += found
-                if len(found) == room:
+                if len(found) == room or start == len(data):
                     break
             request = self._decode_for_run(start)
             if request is None:

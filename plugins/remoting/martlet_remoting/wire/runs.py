@@ -54,18 +54,19 @@ class SendRun:
     last frame.
     """
 
-    __slots__ = ("count", "end", "ends", "sends", "signer", "taken")
+    __slots__ = ("count", "end", "ends", "sends", "signer", "size", "taken")
 
     def __init__(self, sends: list[Send], ends: list[End], end: int, signer: RunSigner | None = None) -> None:
         self.signer = signer
         self.sends = sends
         self.count = len(sends)
         self.ends = ends
+        self.size = len(sends) + len(ends)
         self.end = end
         self.taken = 0
 
     def __len__(self) -> int:
-        return len(self.sends) + len(self.ends)
+        return self.size
 
     def taken_ends(self) -> list[End]:
         """Return the ends of transactions before the first send that the handler has not taken."""
