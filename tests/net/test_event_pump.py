@@ -238,6 +238,17 @@ async def test_the_pump_does_not_wait_when_a_deadline_is_near(
             assert (counted.count > 0) == waits
 
 
+async def test_a_long_round_before_work_of_trio_does_not_stop_the_pump(world: World) -> None:
+    async with toy_server(protocol=world.protocol(), world=world):
+        with connect(world) as client:
+            assert await ask(client, b"echo a") == b"a"
+            pump = pump_of(world)
+            pump._ready = [(pump._trio_fd, select.EPOLLIN)]  # the time was over after the sockets before it
+            with trio.fail_after(60):
+                assert await ask(client, b"echo b") == b"b"
+            assert not pump._ready
+
+
 @final
 class Requests(list[str]):
     """Requests that were handled; `one_more` is set at each."""

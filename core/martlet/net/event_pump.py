@@ -141,7 +141,7 @@ class EventPump(Generic[T]):
         turn_ends = clock() + TURN_S
         self._is_trio_ready = False
         while True:
-            events = self._ready or self._all.poll(wait_s, SOCKETS_A_ROUND)
+            events, self._ready = self._ready or self._all.poll(wait_s, SOCKETS_A_ROUND), []
             if events:
                 if len(events) == 1 and events[0][0] == self._trio_fd:
                     return True
@@ -163,7 +163,6 @@ class EventPump(Generic[T]):
 
     def _run_round(self, events: list[tuple[int, int]]) -> None:
         """Read from the sockets of *events* until the time of a round is over."""
-        self._ready = []
         clock = time.perf_counter
         ends = clock() + TURN_S
         self._rounds.begin()
