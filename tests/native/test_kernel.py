@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,6 +75,24 @@ def test_kernel_and_martlet_have_one_version() -> None:
     versions = [re.search(r'^version = "(.+)"$', (ROOT / each).read_text(), re.MULTILINE) for each in files]
     assert [found and found[1] for found in versions] == [installed_version()] * 3
     assert f'"martlet-native=={installed_version()}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_each_function_has_one_twin_and_a_row_on_the_page() -> None:
+    """`native` finds a function by its name alone: a second function of that name would get it, too."""
+    kernel = import_module("martlet_native")
+    functions = {name for name in vars(kernel) if callable(getattr(kernel, name))}
+    found: list[tuple[str, str]] = []
+    for package in [
+        *(ROOT / "core").glob("*/"),
+        *(ROOT / "plugins").glob("*/*/"),
+        *(ROOT / "spark_connector").glob("*/"),
+    ]:
+        for file in package.rglob("*.py"):
+            names = functions & set(re.findall(r"^def (\w+)\(", file.read_text(), re.MULTILINE))
+            found += [(name, file.relative_to(package.parent).as_posix()) for name in names]
+    rows = re.findall(r"^\| `(\w+)` \| `([\w/]+\.py)` \|", (ROOT / "docs/native.md").read_text(), re.MULTILINE)
+    assert sorted(found) == sorted(rows)
+    assert len(found) == len(functions)
 
 
 def test_the_version_names_the_kernel() -> None:
