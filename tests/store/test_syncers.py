@@ -13,6 +13,7 @@ import trio.testing
 from martlet.errors import StoreFailed
 from martlet.store import Store
 from martlet.store.disk.syncers import SyncThread
+from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock, message, small_config
 
 
@@ -102,6 +103,46 @@ async def test_a_failure_ends_the_flusher(
                 store.committer.commit()
             store.flusher.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
     await store.close()
+
+
+async def test_flushes_go_on_while_the_flusher_starts_and_ends(clock: ManualClock) -> None:
+    store = await Store.open(Path("/data"), small_config(flush="sync"), clock, FakeDisk())
+
+    async def flush_often() -> None:
+        for _ in range(20):
+            end = store.writer.append(message(b"x"), 0).end
+            store.committer.commit()
+            await store.flusher.flush()
+            assert store.durable >= end
+
+    for turns in range(12):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flush_often)
+            nursery.start_soon(flush_often)
+            async with trio.open_nursery() as running:
+                for _ in range(turns):
+                    await trio.lowlevel.checkpoint()
+                running.start_soon(store.upkeep.run)
+                for _ in range(30):
+                    await trio.lowlevel.checkpoint()
+                running.cancel_scope.cancel()
+    store.crash()
+
+
+async def test_a_flush_in_this_thread_needs_no_sync_under_way(clock: ManualClock) -> None:
+    store = await Store.open(Path("/data"), small_config(flush="sync"), clock, FakeDisk())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.upkeep.run)
+        await trio.testing.wait_all_tasks_blocked()
+        end = store.writer.append(message(b"x"), 0).end
+        store.committer.commit()
+        assert store.flusher.sync.is_under_way
+        store.flusher.flush_now()
+        assert store.durable == end
+        await trio.testing.wait_all_tasks_blocked()
+        assert (store.durable, store.flusher.fsyncs) == (end, 1)
+        nursery.cancel_scope.cancel()
+    store.crash()
 
 
 def test_threads_end_with_their_stores(tmp_path: Path, clock: ManualClock) -> None:

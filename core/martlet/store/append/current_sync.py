@@ -12,10 +12,12 @@ __all__ = ["CurrentSync", "SyncWatcher"]
 
 
 class _Begun(NamedTuple):
-    """A sync under way: the log position that becomes durable, its start in s, and the files that it needs open."""
+    """A sync under way: the log position that becomes durable, its start in s, and its files, which it needs open."""
 
     target: int
     began_s: float
+    paths: list[str]
+    directory: str
     opened: list[OpenFile]
 
 
@@ -50,8 +52,15 @@ class CurrentSync:
         """Whether a sync has begun and not ended."""
         return self._begun is not None
 
-    def open(self) -> None:
+    @property
+    def under_way(self) -> tuple[list[str], str]:
+        """The files and the directory of the sync under way."""
+        return (self._begun.paths, self._begun.directory) if self._begun is not None else ([], "")
+
+    async def open(self) -> None:
         """Use the syncer of the disk, until `close`."""
+        while self._begun is not None:  # by another syncer, for which another task waits
+            await self.finish()
         self._syncer = self._files.disk.syncer()
         self._watch_results()
 
@@ -78,7 +87,7 @@ class CurrentSync:
         except OSError:
             self._give(opened)
             raise
-        self._begun = _Begun(target, trio.current_time(), opened)
+        self._begun = _Begun(target, trio.current_time(), paths, directory, opened)
         if self._scope is not None and not self._is_watched:
             self._scope.shield = True
 
@@ -93,7 +102,8 @@ class CurrentSync:
         begun = self._begun
         while begun is not None and self._begun is begun:
             if self._is_awaited or self._is_watched:
-                self._end_event = self._end_event or trio.Event()
+                if self._end_event is None:
+                    self._end_event = trio.Event()
                 await self._end_event.wait()
             else:
                 # A cancelled fdatasync would go on in its thread, and its result would be lost.

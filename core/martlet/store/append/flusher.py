@@ -135,7 +135,7 @@ class Flusher:
 
     async def run(self, interval_seconds: float) -> None:
         """Flush on request; at most once every *interval_seconds* if that is not 0."""
-        self.sync.open()
+        await self.sync.open()
         self._begins_at_once = not interval_seconds
         if self._begins_at_once and self.wanted > self.durable:
             self._begin()
@@ -179,14 +179,15 @@ class Flusher:
         """
         if self.failed is not None:
             raise self.failed
-        if self.sync.is_under_way or self.durable >= self.tail.written:
+        if self.durable >= self.tail.written:
             return
+        begun_paths, begun_directory = self.sync.under_way
         target, (paths, directory) = self.tail.written, self._take_unsynced()
         try:
-            for path in paths:
+            for path in sorted({*begun_paths, *paths}):
                 self.files.sync(path)
-            if directory:
-                self.files.disk.sync_directory(directory)
+            if directory or begun_directory:
+                self.files.disk.sync_directory(self.directory)
         except OSError as error:
             raise self.fail(error) from error
         self._note_durable(target, 0.0)
@@ -204,10 +205,10 @@ class Flusher:
         return True
 
     def _sync_ended(self, target: int, seconds: float, failure: OSError | None) -> None:
-        if failure is None:
-            self._note_durable(target, seconds)
-        else:
+        if failure is not None:
             self.fail(failure)
+        elif target > self.durable:
+            self._note_durable(target, seconds)
 
     def _take_unsynced(self) -> tuple[list[str], str]:
         """Return the files to sync, and the directory if its names are to be synced too; they count as synced then."""
