@@ -36,7 +36,7 @@ def need(tool: str) -> str:
     """Return the path of *tool*, or end with what to install."""
     path = shutil.which(tool)
     if path is None:
-        sys.exit(f"{tool} is not installed; on Debian: apt-get install default-jdk-headless maven golang")
+        sys.exit(f"{tool} is not installed; on Debian: apt-get install default-jdk-headless maven golang cargo-web")
     return path
 
 
@@ -57,12 +57,14 @@ def jars() -> Path:
 
 @cache
 def python_with_wheel() -> str:
-    """Return a Python in which this checkout is installed as a wheel."""
+    """Return a Python in which this checkout is installed as a wheel, with the native kernel."""
     folder = WORK / "venv-wheel"
     if not folder.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = str(folder / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--force-reinstall", str(HERE.parent)], check=True)
+    need("cargo")
+    sources = str(HERE.parent), str(HERE.parent / "native")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--force-reinstall", *sources], check=True)
     return python
 
 
@@ -195,11 +197,16 @@ class RocketMQ:
 class Martlet:
     """Martlet with its name server inside; with *checkout* its source, else what *python* has installed."""
 
-    name = "Martlet"
-
     def __init__(
-        self, data: Path, flush: str, python: str, checkout: Path | None = None, settings: Sequence[str] = ()
+        self,
+        data: Path,
+        flush: str,
+        python: str,
+        checkout: Path | None = None,
+        settings: Sequence[str] = (),
+        name: str = "Martlet",
     ) -> None:
+        self.name = name
         paths = [str(checkout / part) for part in ("core", "plugins/remoting")] if checkout is not None else []
         self._environment = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
         self.data = data

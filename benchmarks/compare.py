@@ -3,8 +3,9 @@
     python benchmarks/compare.py                      every series, the table on stdout and in the work folder
     python benchmarks/compare.py send pull --runs 5   some series
 
-A wheel of this checkout is built and installed first. Each load runs on one broker, then on
-the next, in turn, `--runs` times; a row shows the medians, and their ratios to RocketMQ's.
+A wheel of this checkout is built and installed first, and the native kernel; Martlet runs
+with and without it. Each load runs on one broker, then on the next, in turn, `--runs` times;
+a row shows the medians, and their ratios to RocketMQ's.
 A broker shares the machine's cores with the driver alone; the others are stopped meanwhile.
 """
 
@@ -25,6 +26,8 @@ from pathlib import Path
 
 from brokers import HERE, WORK, Broker, Martlet, Process, RocketMQ, driver, java, python_with_wheel
 
+# Martlet's sides, and their setting of `broker.native`.
+SIDES = {"native kernel": "require", "plain Python": "off"}
 EXAMPLE = "org.apache.rocketmq.example.benchmark."
 
 
@@ -40,7 +43,8 @@ class Table:
         print(f"{load:44} {figure:18}{shown}", flush=True)
 
     def markdown(self) -> str:
-        lines = ["| load | figure | RocketMQ | Martlet | ratio |", "|---|---|---|---|---|"]
+        names = " | ratio | ".join(SIDES)
+        lines = [f"| load | figure | RocketMQ | {names} | ratio |", "|---|---|---" + "|---|---" * len(SIDES) + "|"]
         for load, figure, values in self.rows:
             cells = [f"{values[0]:,.1f}", *(f"{value:,.1f} |{_ratio(value, values[0])}" for value in values[1:])]
             lines.append(f"| {load} | {figure} | {' | '.join(cells)} |")
@@ -74,7 +78,9 @@ def all_brokers(flush: str) -> Iterator[list[Broker]]:
     brokers: list[Broker] = []
     try:
         brokers.append(RocketMQ(folder / "rocketmq", flush))
-        brokers.append(Martlet(folder / "martlet", flush, python_with_wheel()))
+        for number, (name, native) in enumerate(SIDES.items()):
+            settings = (f"broker.native={native}",)
+            brokers.append(Martlet(folder / f"martlet-{number}", flush, python_with_wheel(), None, settings, name))
         yield brokers
     finally:
         for broker in brokers:
@@ -121,8 +127,12 @@ def send_series(table: Table, runs: int) -> None:
         (4, 16, 1024, 200_000),
         (4, 16, 128, 200_000),
         (1, 1, 128, 20_000),
+        (200, 1, 1024, 100_000),
+        (1000, 1, 1024, 100_000),
+        (4, 4, 65_536, 30_000),
+        (2, 2, 1 << 20, 2_000),
     ]
-    figures = {"rate": "messages/s", "us_p50": "p50 us", "us_p99": "p99 us"}
+    figures = {"rate": "messages/s", "us_p50": "p50 us", "us_p99": "p99 us", "us_each": "broker us/message"}
     with all_brokers("async") as brokers:
         warm_up(brokers)
         for conns, window, body, count in loads:
@@ -133,8 +143,14 @@ def send_series(table: Table, runs: int) -> None:
                 title,
                 figures,
                 brokers,
-                lambda b, c=conns, w=window, s=body, n=count: drive(b, "send", conns=c, window=w, body=s, count=n),
+                partial(send_once, conns=conns, window=window, body=body, count=count),
             )
+
+
+def send_once(broker: Broker, *, count: int, **flags: int) -> dict[str, float]:
+    done = drive(broker, "send", count=count, **flags)
+    done["us_each"] = done["cpu_s"] * 1e6 / count
+    return done
 
 
 def sync_series(table: Table, runs: int) -> None:
