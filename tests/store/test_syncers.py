@@ -145,6 +145,24 @@ async def test_a_flush_in_this_thread_needs_no_sync_under_way(clock: ManualClock
     store.crash()
 
 
+async def test_what_was_written_after_a_flush_in_this_thread_is_flushed_too(clock: ManualClock) -> None:
+    store = await Store.open(Path("/data"), small_config(flush="sync"), clock, FakeDisk())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.upkeep.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for now in True, False:
+            end = store.writer.append(message(b"x"), 0).end
+            store.committer.commit()
+            if now:
+                store.flusher.flush_now()
+        assert store.flusher.sync.is_under_way
+        assert store.durable < end
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.durable == end
+        nursery.cancel_scope.cancel()
+    store.crash()
+
+
 def test_threads_end_with_their_stores(tmp_path: Path, clock: ManualClock) -> None:
     async def opened_and_closed() -> None:
         store = await Store.open(tmp_path, small_config(), clock)

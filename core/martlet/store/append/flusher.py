@@ -209,6 +209,8 @@ class Flusher:
             self.fail(failure)
         elif target > self.durable:
             self._note_durable(target, seconds)
+        elif self.wanted > self.durable:  # `flush_now` was faster, and more was written meanwhile
+            self.ask()
 
     def _take_unsynced(self) -> tuple[list[str], str]:
         """Return the files to sync, and the directory if its names are to be synced too; they count as synced then."""
