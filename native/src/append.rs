@@ -4,7 +4,6 @@
 
 use memchr::memmem;
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyIndexError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyTuple};
@@ -14,6 +13,7 @@ use crate::layout::{
     HEAD_BYTES, MAGIC_V1, MULTI, PREPARED, PROPERTIES_BYTES_MAX, RECORD_CRC_BYTES, RECORD_CRC_NAME, RECORD_CRC_ROOM,
     STORE_BITS,
 };
+use crate::queues::add_entries;
 
 /// The end of the log in memory, as it was when the call began.
 struct Page<'py> {
@@ -75,20 +75,9 @@ impl<'py> OpenQueue<'py> {
             return Ok(());
         }
         let (py, queue) = (self.queue.py(), &self.queue);
-        let tail = queue.getattr(intern!(py, "tail"))?.cast_into::<PyByteArray>()?;
-        let before = tail.len();
-        tail.resize(before + self.entries.len())?;
-        // SAFETY: no Python code runs while the slice is borrowed, and the lock of the interpreter is held.
-        let added = unsafe { tail.as_bytes_mut() }.get_mut(before..);
-        added.ok_or_else(|| PyIndexError::new_err("the tail has changed"))?.copy_from_slice(&self.entries);
-        queue.setattr(intern!(py, "next_offset"), self.next_offset)?;
         let put_bytes: i64 = queue.getattr(intern!(py, "put_bytes"))?.extract()?;
         queue.setattr(intern!(py, "put_bytes"), put_bytes + self.put_bytes)?;
-        queue.setattr(intern!(py, "last_end"), self.last_end)?;
-        if !queue.getattr(intern!(py, "dirty"))?.is_truthy()? {
-            queues.call_method1(intern!(py, "touch"), (queue,))?;
-        }
-        Ok(())
+        add_entries(queue, queues, &self.entries, self.next_offset, self.last_end)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Decodes stored records into Arrow columns, for the executors of Spark.
 //!
 //! The twins are in `martlet_spark.read`: `record_starts` and `doubtful_records` (`records.py`), `gather_usual`
-//! (`gathering.py`).
+//! (`vectors.py`).
 
 use memchr::memchr;
 use pyo3::buffer::PyBuffer;
@@ -11,25 +11,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList};
 
 use crate::guard::guarded;
-use crate::layout::{HEAD_BYTES, MAGIC_V1, RECORD_BYTES_MIN, RECORD_CRC_BYTES, RECORD_CRC_NAME};
+use crate::layout::{
+    field, i32_at, i64_at, COMPRESSED, HEAD_BYTES, MAGIC_V1, RECORD_BYTES_MIN, RECORD_CRC_BYTES, RECORD_CRC_NAME,
+    WIDE_HOSTS,
+};
 
-const WIDE_HOSTS: i32 = 0x30;
-const COMPRESSED: i32 = 0x1;
 /// Names in a record with more properties are not compared with one another.
 const PROPERTIES_MAX: usize = 64;
 const BYTES_MAX: usize = i32::MAX as usize;
-
-fn number<const N: usize>(data: &[u8], at: usize) -> Option<[u8; N]> {
-    data.get(at..at.checked_add(N)?)?.try_into().ok()
-}
-
-fn i32_at(data: &[u8], at: usize) -> Option<i32> {
-    number(data, at).map(i32::from_be_bytes)
-}
-
-fn i64_at(data: &[u8], at: usize) -> Option<i64> {
-    number(data, at).map(i64::from_be_bytes)
-}
 
 /// The bytes of an object that nobody changes while a function of this module runs.
 fn bytes_of(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
@@ -159,7 +148,7 @@ fn parts_of<'a>(record: &'a [u8], has_bodies: bool, wanted: Wanted, all: &mut Pr
     }
     let body_end = HEAD_BYTES.checked_add(usize::try_from(i32_at(record, 84)?).ok()?)?;
     let topic_end = body_end.checked_add(1 + usize::from(*record.get(body_end)?))?;
-    let length = usize::from(u16::from_be_bytes(number(record, topic_end)?));
+    let length = usize::from(u16::from_be_bytes(field(record, topic_end)?));
     let text = record.get(topic_end + 2..)?;
     if text.len() != length {
         return None;

@@ -2,29 +2,15 @@
 //!
 //! The twins are `martlet.delivery.costly.cheap_records` and `martlet.delivery.fanout.record_places`.
 
-use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::PyList;
 
+use crate::bytes::with_bytes;
 use crate::guard::guarded;
-use crate::layout::{i32_at, i64_at, RECORD_BYTES_MIN};
+use crate::layout::{i32_at, i64_at, COMPRESSED, RECORD_BYTES_MIN};
 
 const USUAL_BYTES: i64 = 256;
-const COMPRESSED: i32 = 1;
-
-/// Call *work* with the bytes of *data*; it must run no Python code.
-fn with_bytes<T>(data: &Bound<'_, PyAny>, work: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
-    if let Ok(bytes) = data.cast::<PyBytes>() {
-        return work(bytes.as_bytes());
-    }
-    let buffer = PyBuffer::<u8>::get(data)?;
-    if !buffer.is_c_contiguous() {
-        return Err(PyValueError::new_err("the records are not contiguous"));
-    }
-    // SAFETY: the buffer is contiguous and held until the end, and no Python code runs that could change it.
-    work(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
-}
 
 /// The size of the record at *start*; None if it is damaged.
 fn size_at(records: &[u8], start: usize) -> Option<usize> {

@@ -4,14 +4,12 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyFrozenSet, PyList, PySlice};
+use pyo3::types::{PyBytes, PyFrozenSet, PyList, PySlice};
 
+use crate::bytes::with_bytes;
 use crate::guard::guarded;
-use crate::layout::{BLANK_SIZE, ENTRY_BYTES, HEAD_BYTES, MAGIC_V1};
+use crate::layout::{BLANK_SIZE, ENTRY_BYTES, HEAD_BYTES, MAGIC_V1, WIDE_HOSTS};
 use crate::scan::record_crc_holds;
-
-/// The flags of IPv6 hosts.
-const WIDE_HOSTS: i32 = 0x30;
 
 /// An entry of a queue.
 struct Entry {
@@ -142,11 +140,7 @@ pub fn gather_records<'py>(
                 pieces.append(page.getattr(intern!(py, "view"))?.get_item(slice)?)?;
             }
             _ => pieces.append(PyBytes::new_with(py, found.size, |into| {
-                let copied = match data.cast::<PyBytes>() {
-                    Ok(bytes) => found.copy(bytes.as_bytes(), into),
-                    // SAFETY: no Python code runs while the slice is borrowed, and the lock of the interpreter is held.
-                    Err(_) => found.copy(unsafe { data.cast::<PyByteArray>()?.as_bytes() }, into),
-                };
+                let copied = with_bytes(&data, |page| Ok(found.copy(page, into)))?;
                 copied.ok_or_else(|| pyo3::exceptions::PyIndexError::new_err("the page has changed"))
             })?)?,
         }
@@ -154,7 +148,7 @@ pub fn gather_records<'py>(
     })
 }
 
-/// What an intact record of a queue says about itself.
+/// The fields by which an intact record identifies itself.
 struct Identity<'a> {
     topic: &'a [u8],
     queue_id: i32,
@@ -236,12 +230,8 @@ pub fn count_intact<'py>(
         let numbers: Vec<i64> =
             (first..stop).map(|index| indexes.get_item(index)?.extract()).collect::<PyResult<_>>()?;
         let wanted = entries.get(first.saturating_mul(ENTRY_BYTES)..stop * ENTRY_BYTES).unwrap_or_default();
-        let count =
-            |page: &[u8]| intact_count(wanted, bytes_max, base, page, &numbers, topic.as_bytes(), queue_id, offset);
-        Ok(match data.cast::<PyBytes>() {
-            Ok(bytes) => count(bytes.as_bytes()),
-            // SAFETY: no Python code runs while the slice is borrowed, and the lock of the interpreter is held.
-            Err(_) => count(unsafe { data.cast::<PyByteArray>()?.as_bytes() }),
+        with_bytes(&data, |page| {
+            Ok(intact_count(wanted, bytes_max, base, page, &numbers, topic.as_bytes(), queue_id, offset))
         })
     })
 }

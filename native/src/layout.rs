@@ -7,6 +7,8 @@ pub const MAGIC_V1: u32 = 0xDAA3_20A7;
 pub const PROPERTIES_BYTES_MAX: usize = 32_767;
 pub const PREPARED: i32 = 0x4;
 pub const WIDE_HOSTS: i32 = 0x30;
+/// The bit of sysFlag for a compressed body.
+pub const COMPRESSED: i32 = 0x1;
 /// Bits of sysFlag that clients cannot set: IPv6 hosts, and the place in an atomic group.
 pub const STORE_BITS: i32 = 0x6000_0030;
 pub const RECORD_CRC_BYTES: usize = 20;
@@ -22,12 +24,17 @@ pub const TAGS: &[u8] = b"TAGS\x01";
 pub const ENTRY_BYTES: usize = 20;
 pub const BLANK_SIZE: i32 = i32::MAX;
 
-/// The number at *at*; None if it is not whole.
-pub fn i32_at(data: &[u8], at: usize) -> Option<i32> {
-    Some(i32::from_be_bytes(data.get(at..at.checked_add(4)?)?.try_into().ok()?))
+/// The bytes of the field at *at*; None if the data ends before them.
+pub fn field<const N: usize>(data: &[u8], at: usize) -> Option<[u8; N]> {
+    data.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// The number at *at*; None if it is not whole.
+/// The number at *at*; None if the data ends before it.
+pub fn i32_at(data: &[u8], at: usize) -> Option<i32> {
+    field(data, at).map(i32::from_be_bytes)
+}
+
+/// The number at *at*; None if the data ends before it.
 pub fn i64_at(data: &[u8], at: usize) -> Option<i64> {
-    Some(i64::from_be_bytes(data.get(at..at.checked_add(8)?)?.try_into().ok()?))
+    field(data, at).map(i64::from_be_bytes)
 }

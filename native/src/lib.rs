@@ -5,6 +5,7 @@
 
 mod append;
 mod batches;
+mod bytes;
 mod columns;
 mod costly;
 mod gather;
@@ -15,6 +16,7 @@ mod keys;
 mod layout;
 mod memory;
 mod mqtt;
+mod queues;
 mod records;
 mod rests;
 mod scan;

@@ -8,9 +8,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::guard::guarded;
 use crate::items::Template;
-use crate::layout::{i32_at, i64_at, HEAD_BYTES, MAGIC_V1, RECORD_BYTES_MIN, WIDE_HOSTS};
-
-const COMPRESSED: i32 = 1;
+use crate::layout::{i32_at, i64_at, COMPRESSED, HEAD_BYTES, MAGIC_V1, RECORD_BYTES_MIN, WIDE_HOSTS};
 
 /// What a frame needs of a record.
 struct Record<'a> {

@@ -5,24 +5,26 @@
 use std::collections::HashMap;
 
 use memchr::{memchr, memmem};
-use pyo3::exceptions::PyIndexError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::append::record_crc;
 use crate::guard::guarded;
 use crate::items::tag_code;
-use crate::layout::{HEAD_BYTES, MAGIC_V1, MULTI, RECORD_BYTES_MIN, RECORD_CRC_BYTES, RECORD_CRC_NAME};
+use crate::layout::{
+    field, i32_at, i64_at, HEAD_BYTES, MAGIC_V1, MULTI, RECORD_BYTES_MIN, RECORD_CRC_BYTES, RECORD_CRC_NAME,
+};
+use crate::queues::add_entries;
 
 /// IPv6 hosts, and the kinds of transactions.
 const UNUSUAL_FLAGS: i32 = 0x30 | 0xC;
 const GROUP_MASK: i32 = 0x6000_0000;
 const FIRST_FLAG: i32 = 0x2000_0000;
 const STORE_MS_END: i64 = 1 << 47;
-/// So many records are checked at once at most; the first time only one, because its queue may not be usual.
+/// The largest number of records checked at once; the first time it is one, because its queue may not be usual.
 const RECORDS_AT_ONCE: usize = 4096;
-/// For fewer records, giving the interpreter's lock away takes longer than they do.
+/// For fewer records, releasing the interpreter's lock takes longer than checking them.
 const RECORDS_WITHOUT_LOCK: usize = 64;
 
 /// What is the same for all records of a call.
@@ -43,18 +45,6 @@ struct Found<'a> {
     store_ms: i64,
     properties: &'a [u8],
     code: i64,
-}
-
-fn number<const N: usize>(data: &[u8], at: usize) -> Option<[u8; N]> {
-    data.get(at..at.checked_add(N)?)?.try_into().ok()
-}
-
-fn i32_at(data: &[u8], at: usize) -> Option<i32> {
-    number(data, at).map(i32::from_be_bytes)
-}
-
-fn i64_at(data: &[u8], at: usize) -> Option<i64> {
-    number(data, at).map(i64::from_be_bytes)
 }
 
 /// Whether *record* has no CRC of a whole record, or a correct one; as `record_crc_holds`.
@@ -86,7 +76,7 @@ fn find<'a>(data: &'a [u8], at: usize, terms: &Terms) -> Option<Found<'a>> {
     }
     let topic_at = HEAD_BYTES.checked_add(usize::try_from(i32_at(record, 84)?).ok()?)?;
     let topic_end = topic_at.checked_add(1 + usize::from(*record.get(topic_at)?))?;
-    let length = usize::from(u16::from_be_bytes(number(record, topic_end)?));
+    let length = usize::from(u16::from_be_bytes(field(record, topic_end)?));
     let (topic, properties) = (record.get(topic_at + 1..topic_end)?, record.get(topic_end + 2..)?);
     let crc = crc32fast::hash(&record[HEAD_BYTES..topic_at]) & 0x7FFF_FFFF;
     if properties.len() != length
@@ -138,19 +128,7 @@ impl OpenQueue<'_> {
         if self.entries.is_empty() {
             return Ok(());
         }
-        let (py, queue) = (self.queue.py(), &self.queue);
-        let tail = queue.getattr(intern!(py, "tail"))?.cast_into::<PyByteArray>()?;
-        let before = tail.len();
-        tail.resize(before + self.entries.len())?;
-        // SAFETY: no Python code runs while the slice is borrowed, and the lock of the interpreter is held.
-        let added = unsafe { tail.as_bytes_mut() }.get_mut(before..);
-        added.ok_or_else(|| PyIndexError::new_err("the tail has changed"))?.copy_from_slice(&self.entries);
-        queue.setattr(intern!(py, "next_offset"), self.next_offset)?;
-        queue.setattr(intern!(py, "last_end"), self.last_end)?;
-        if !queue.getattr(intern!(py, "dirty"))?.is_truthy()? {
-            queues.call_method1(intern!(py, "touch"), (queue,))?;
-        }
-        Ok(())
+        add_entries(&self.queue, queues, &self.entries, self.next_offset, self.last_end)
     }
 }
 

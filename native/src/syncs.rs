@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::guard::guarded;
 
-const REQUEST_BYTES: usize = 4096;
+const REQUEST_BYTES: usize = 65_536;
 /// Of an error without a number.
 const EIO: i32 = 5;
 

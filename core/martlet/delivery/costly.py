@@ -36,7 +36,7 @@ PROPERTIES_FREE: Final = 16
 # A record with fewer bytes, without its body, has few properties; a record with more than LONG_BYTES may have many.
 USUAL_BYTES: Final = 256
 LONG_BYTES: Final = 1024
-# Up to so many records, asking for the kernel's function takes longer than it saves.
+# For up to this many records, looking up the kernel's function takes longer than it saves.
 FEW: Final = 16
 # A record's size, its flags, and at byte 84 the size of its body if both hosts are IPv4.
 SIZE_FLAG_BODY: Final = Struct(f">i{SYS_FLAG_AT - 4}xi{84 - SYS_FLAG_AT - 4}xi")

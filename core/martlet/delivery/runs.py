@@ -209,10 +209,10 @@ def make_runs(records: Sequence[Found]) -> list[Run]:
 
 
 def survey(records: Sequence[Found]) -> tuple[int, int, int, bool]:
-    """Return about *records* all sysFlags, the bytes that are not body, the most of one record, and whether the
-    records follow each other in one object.
+    """Return what a run must know about *records*: all bits of their sysFlags, the number of their bytes that are not
+    body, the largest such number of one record, and whether they are adjacent in one object.
 
-    Bytes are `LONG_BYTES` + 1 for a record whose size of the body is unknown. The native kernel has this function as
+    A record whose body size is unknown counts as `LONG_BYTES` + 1 bytes. The native kernel has this function as
     well; see `martlet.runtime.native`.
     """
     unpack, flags, total, most, is_together = SIZE_FLAG_BODY.unpack_from, 0, 0, 0, True

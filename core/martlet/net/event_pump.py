@@ -131,7 +131,7 @@ class EventPump(Generic[T]):
             self._sockets.close()
 
     def _leave(self) -> None:
-        """Note that trio has something to do."""
+        """Note that trio's epoll is ready."""
         self._is_trio_ready = True
 
     def _run_rounds(self) -> bool:

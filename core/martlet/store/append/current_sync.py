@@ -1,4 +1,4 @@
-"""The sync under way: one at a time, and who waits for its end."""
+"""The sync under way, of which there is one at most, and those who wait for its end."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, final
@@ -33,7 +33,8 @@ class SyncWatcher(Protocol):
 class CurrentSync:
     """Makes files durable, and calls *ended* after each sync with its target, its duration in s, and its error.
 
-    A sync ends in the task that calls `finish_next`, or in a `SyncWatcher`, without a turn of trio's loop.
+    The end of a sync is handled in the task that calls `finish_next`, or in a `SyncWatcher`, which needs no turn of
+    trio's loop for it.
     """
 
     def __init__(self, files: Files, ended: Callable[[int, float, OSError | None], None]) -> None:
@@ -123,7 +124,7 @@ class CurrentSync:
                 await self._syncer.finished()
         except trio.Cancelled:
             raise
-        except BaseException:
+        except BaseException:  # a bug, or a power cut in a test: nothing tells the end of this sync anymore
             self._begun = None
             raise
         finally:
@@ -159,7 +160,7 @@ class CurrentSync:
     # the watcher
 
     def watch(self, watcher: SyncWatcher) -> None:
-        """Let *watcher*, an event loop inside of trio's, end syncs until `unwatch`."""
+        """Handle the ends of syncs in *watcher*, an event loop inside trio's, until `unwatch`."""
         self._watcher = watcher
         self._watch_results()
 
@@ -170,7 +171,7 @@ class CurrentSync:
             self._wake_now()
 
     def unwatch(self) -> None:
-        """End syncs in a task of trio's again."""
+        """Handle the ends of syncs in a trio task again."""
         if self._is_watched and self._watcher is not None:
             self._watcher.unwatch_call(self._syncer.results_fd)
             self._is_watched = False

@@ -37,7 +37,7 @@ SHORT_PACK: Final = SHORT.pack
 KEPT_FLAGS: Final = ~STORE_BITS
 
 
-# What is the same for all messages of a call: the end of the log, the queues, the messages that wait for the commit,
+# Shared by all messages of a call: the end of the log, the queues, the messages that wait for the commit,
 # the result, the broker's address, the store time, the longest body, whether properties may be odd, whether each record
 # gets a record CRC, and the bits of sysFlag for each message of an atomic group.
 Terms: TypeAlias = tuple[LogWriter, Queues, list[Appended], AppendResult, bytes, int, int, bool, bool, Sequence[int]]

@@ -1,4 +1,4 @@
-"""All disk access: no other module of Martlet's core opens files of the store.
+"""All disk access: no other module of Martlet's core opens files of the store (`syncers.py` opens directories).
 
 A `Disk` is a table of blocking calls on paths and descriptors: `RealDisk` is the operating system,
 `martlet.testing.disk.FakeDisk` loses everything that was not synced. Files are read and written by position and never
@@ -129,7 +129,7 @@ class Disk(Protocol):
         ...
 
     def syncer(self) -> Syncer:
-        """Return what makes files of this disk durable beside the event loop; the caller closes it."""
+        """Return a syncer for files of this disk; the caller closes it."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""What makes files durable beside the event loop.
+"""Makes files durable without blocking the event loop.
 
-The broker has one thread for it, which waits for requests in a pipe: to start a thread for each fdatasync, and to get
-the result from it, would cost more than many an fdatasync. With the native kernel this thread needs the interpreter's
-lock neither before an fdatasync nor after it, however busy the event loop is.
+One thread waits for requests in a pipe, because starting a worker thread for each fdatasync and getting its result can
+cost more than the fdatasync. With the native kernel this thread does not need the interpreter's lock, so a busy event
+loop does not delay it.
 """
 
 import errno
@@ -18,9 +18,10 @@ from martlet.runtime.native import native
 
 __all__ = ["OffLoopSyncer", "SyncThread", "Syncer", "serve_syncs"]
 
-REQUEST: Final = struct.Struct("=i")  # a descriptor, or the complement of that of a directory
+REQUEST: Final = struct.Struct("=i")  # a file descriptor, or the complement of a directory's
 RESULT: Final = struct.Struct("=ii")  # errno, 0 for success; and how many were synced
-REQUEST_BYTES: Final = 4096  # a pipe takes as much at once
+# The capacity of a pipe: a request is written at once, and read at once. Processes have fewer descriptors than that.
+REQUEST_BYTES: Final = 65536
 
 
 class Syncer(Protocol):
@@ -31,19 +32,19 @@ class Syncer(Protocol):
         ...
 
     async def finished(self) -> None:
-        """Return when the request that has begun, or begins meanwhile, is complete; then call `take_result`."""
+        """Return when the current request, or the next one, is complete; then call `take_result`."""
         ...
 
     @property
     def results_fd(self) -> int:
-        """A descriptor that is readable when a request is complete; -1 if only `finished` tells that."""
+        """A descriptor that is readable when a request is complete; -1 if there is only `finished`."""
         ...
 
     def take_result(self) -> None:
-        """End the request, which is complete.
+        """Take the result of the completed request.
 
         Raises:
-          OSError: something is not durable.
+          OSError: a file or the directory is not durable.
         """
         ...
 
@@ -104,7 +105,7 @@ class OffLoopSyncer:
             raise failure
 
     def close(self) -> None:
-        pass
+        """Do nothing: the disk does not belong to the syncer."""
 
 
 @final

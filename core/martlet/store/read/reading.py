@@ -295,28 +295,14 @@ class LogReader:
             window = scan
             if self.tells and (codes is not None or predicate is not None):
                 _lose_blanks(result, offset, data)
-            indexes: list[int] | range
-            if codes is None:
-                checked_count = len(data) // ENTRY_BYTES
-                indexes = range(checked_count)
-            else:
-                data, indexes, checked_count = self._select_entries(
-                    data, codes, max_messages if predicate is None else tests
-                )
+            data, indexes, checked_count = self._select(data, codes, max_messages if predicate is None else tests)
             all_checked = checked_count
             if search is not None and len(indexes) >= NARROWED_MIN:
                 data, indexes, checked_count = _narrow(data, indexes, checked_count, search, tests)
             pieces_before = len(result.pieces)
-            collected_count, index = 0, -1
-            if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
-                collected_count = self._collect_many(
-                    result, queue, offset, indexes, data, max_messages, budget_bytes, load
-                )
-            if collected_count < len(indexes):
-                indexes_left, entries_left = indexes[collected_count:], data[collected_count * ENTRY_BYTES :]
-                index = self._collect(
-                    result, queue, offset, indexes_left, entries_left, max_messages, budget_bytes, predicate, load, wait
-                )
+            index = self._collect(
+                result, queue, offset, indexes, data, max_messages, budget_bytes, predicate, load, wait
+            )
             if queue.light:
                 _write_places(result.pieces, pieces_before, queue, offset, indexes, data)
             if index == NOT_AT_HAND:
@@ -333,6 +319,15 @@ class LogReader:
             offset = max(offset, queue.first_offset)
         result.next_offset = offset
         return result
+
+    def _select(
+        self, data: bytes, codes: frozenset[int] | None, count_max: int
+    ) -> tuple[bytes, list[int] | range, int]:
+        """Return the entries of *data* with one of *codes*, their indexes, and the number of entries checked."""
+        if codes is not None:
+            return self._select_entries(data, codes, count_max)
+        count = len(data) // ENTRY_BYTES
+        return data, range(count), count
 
     def _search(self, queue: Queue, find: Find, steps: list[int] | None, load: Load) -> NeedleSearch:
         """Return a search in *queue* by *find*; it also finds damaged records if the reader reports them."""
@@ -370,6 +365,29 @@ class LogReader:
 
         `NOT_AT_HAND` means that reading the first record would wait for the disk.
         """
+        if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
+            done = self._collect_many(result, queue, offset, indexes, data, max_messages, budget_bytes, load)
+            if done == len(indexes):
+                return -1
+            indexes, data = indexes[done:], data[done * ENTRY_BYTES :]
+        return self._collect_singly(
+            result, queue, offset, indexes, data, max_messages, budget_bytes, predicate, load, wait
+        )
+
+    def _collect_singly(
+        self,
+        result: ReadResult,
+        queue: Queue,
+        offset: int,
+        indexes: list[int] | range,
+        data: bytes,
+        max_messages: int,
+        budget_bytes: int,
+        predicate: Predicate | None,
+        load: Load,
+        wait: bool,
+    ) -> int:
+        """As `_collect`, one record after the other."""
         pieces, before = result.pieces, result.count
         count, skipped, left = before, 0, budget_bytes - result.size
         low, high, is_checked, view = 0, 0, False, memoryview(b"")
@@ -436,7 +454,7 @@ class LogReader:
     ) -> int:
         """Add the first records of the entries in *data*, many in one step; return their number.
 
-        The caller continues one by one: at the end of the budget, at a page that is not at hand, or at an odd entry or
+        `_collect_singly` continues: at the end of the budget, at a page that is not at hand, or at an odd entry or
         record.
         """
         pieces, gather = result.pieces, self._gather_records

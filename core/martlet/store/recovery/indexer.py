@@ -33,12 +33,12 @@ INDEX_HELP_MAX: Final = 2048
 # If more messages, or more bytes of properties, wait, the index follows the log instead: memory has a limit.
 WAITING_MAX: Final = 1_000_000
 WAITING_BYTES_MAX: Final = 64 << 20
-# A key index that is at most this far behind is completed while the store opens; otherwise in the background. A thread
-# then reads up to so many bytes and about so many messages at once, in blocks that take it a millisecond or two each.
+# A key index that is at most this far behind is completed while the store opens; otherwise in the background.
 FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
+# What a thread reads at once in the background: bytes, and about as many messages; and the blocks in which it reads.
 FOLLOWED_AT_ONCE_BYTES: Final = 1024 * 1024
 FOLLOWED_AT_ONCE: Final = 2048
-FOLLOW_BYTES: Final = 128 * 1024
+FOLLOW_BYTES: Final = 128 * 1024  # takes one or two milliseconds
 # Up to this many slots are counted while the store opens; a production index has 5,000,000.
 SLOTS_AT_ONCE: Final = 65_536
 
@@ -286,7 +286,7 @@ class Indexer:
                 await trio.lowlevel.checkpoint()
 
     async def _index_some(self, follower: IndexFollower) -> bool:
-        """Index some keys that *follower* has taken; return whether none is left. Waits while the disk is full."""
+        """Index some keys that *follower* has found; return whether none is left. Waits while the disk is full."""
         try:
             return follower.index(INDEX_BATCH)
         except OSError as error:

@@ -433,7 +433,7 @@ class Incoming:
         return sorted([index for packet_id, index in first_indexes.items() if packet_id not in held_ids])
 
     def _share_frames(self, run: PublishRun, names: Collection[Name], positions: Sequence[int]) -> None:
-        """Give the packets of *run*, unchanged, to the feed as frames for subscribers; *names* are its names."""
+        """Pass the packets of *run* to the feed, unchanged, as frames for subscribers; *names* are their names."""
         context, topics = self._context, {name.topic for name in names}
         if len(topics) > 1 or (run.ends[-1] - run.start >= LARGE_BYTES and max(map(len, run.bodies)) >= LARGE_BYTES):
             return  # the feed encodes them again

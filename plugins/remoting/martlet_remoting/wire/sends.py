@@ -118,7 +118,7 @@ def _scan(
     read: Callable[[bytes, int], SendHead | None],
     is_wanted: Callable[[SendHead, bytes, bytes], bool],
 ) -> tuple[list[Send], int]:
-    """As `scan_sends`, for usual sends for whose head, header and body *is_wanted* returns True.
+    """As `scan_sends`, for the usual sends whose head, header and body *is_wanted* accepts.
 
     *read* reads a header of an encoding.
     """

@@ -23,7 +23,7 @@ class JoinedFrames:
         self._kept: deque[tuple[bytes, Sequence[bytes], bytes]] = deque(maxlen=DELIVERIES_KEPT)
 
     def find(self, head: bytes, rests: Sequence[bytes]) -> bytes | None:
-        """Return what `join` has returned for the same messages; None if that is long ago, or never was."""
+        """Return what `join` has returned for the same messages; None if it is not among the last results."""
         for kept_head, kept_rests, data in self._kept:
             if kept_rests == rests and kept_head == head:  # equal messages are the same objects
                 return data
