@@ -90,6 +90,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(mock_clock)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # pytest adds its handlers to loggers that do not propagate too, and those of PySpark would make them write JSON.
+    logs = session.config.pluginmanager.get_plugin("logging-plugin")
+    assert logs is not None
+    for handler in (logs.caplog_handler, logs.report_handler):
+        handler.setFormatter = _keep_formatter
+
+
+def _keep_formatter(formatter: logging.Formatter | None) -> None:
+    """Leave the formatter of a handler as it is."""
+
+
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(at_most)
     parser.addoption(

@@ -25,7 +25,7 @@ from martlet.message import Message
 from martlet.records.layout import record_views
 from martlet.runtime.checksum import crc32
 from martlet.runtime.steps import finish_now
-from martlet.sessions.expiry import DISTANCE_BYTES
+from martlet.sessions.expiry import DISTANCE_BYTES, SessionExpiry
 from martlet.sessions.journal_codec import (
     ACKNOWLEDGED,
     ATTACHED,
@@ -68,8 +68,11 @@ SNAPSHOT = "/data/config/sessions.snapshot"
 
 @asynccontextmanager
 async def brokers(disk: FakeDisk, clock: ManualClock, **options: Any) -> AsyncIterator[Broker]:
-    async with broker_in_memory(disk, clock=clock, **options) as broker:
-        yield broker
+    """A broker whose sessions expire only when a test calls `sweep`; a sweep of its own might come at any time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SessionExpiry, "run", staticmethod(trio.sleep_forever))
+        async with broker_in_memory(disk, clock=clock, **options) as broker:
+            yield broker
 
 
 async def subscribed(broker: Broker) -> tuple[Client, Session]:
@@ -599,7 +602,7 @@ async def serving_memory(clock: TrioClock, disk: FakeDisk | None = None) -> Asyn
 
 async def test_a_session_that_ended_is_not_found_before_a_sweep_has_come_by() -> None:
     clock = ManualClock()
-    async with broker_in_memory(clock=clock) as broker:
+    async with brokers(FakeDisk(), clock) as broker:
         client = Client(broker)
         session = client.open(expiry_s=10)
         session.subscribe("a")
@@ -717,7 +720,7 @@ async def test_changes_without_a_client_follow_each_other_before_they_are_applie
 
 async def test_when_a_session_ends_can_change() -> None:
     clock = ManualClock()
-    async with broker_in_memory(clock=clock) as broker:
+    async with brokers(FakeDisk(), clock) as broker:
         client = Client(broker)
         session = client.open(expiry_s=10)
         session.expire_after(None)
