@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyTuple, PyType};
 
-use crate::guard::guarded;
+use crate::guard::{guarded, guarded_scan};
 
 const V5: u32 = 5;
 static PUBLISH_RUN: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -39,7 +39,7 @@ pub fn scan_publishes<'py>(
     bytes_max: usize,
     packets_max: usize,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    guarded("scan_publishes", || {
+    guarded_scan("scan_publishes", data.as_bytes(), at, || {
         let (py, bytes) = (data.py(), data.as_bytes());
         let Some(&first) = bytes.get(at) else { return Ok(None) };
         let (qos, has_properties) = (first >> 1 & 3, version == V5);

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use sha1::{Digest, Sha1};
 
-use crate::guard::guarded;
+use crate::guard::guarded_scan;
 use crate::json::{Json, Text};
 use crate::layout::UNIQUE_KEY;
 
@@ -423,7 +423,9 @@ pub fn scan_sends<'py>(
     frame_bytes_max: usize,
     header_bytes_max: usize,
 ) -> PyResult<(Bound<'py, PyList>, usize)> {
-    guarded("scan_sends", || scan(data, (start, count_max, frame_bytes_max, header_bytes_max), None))
+    guarded_scan("scan_sends", data.as_bytes(), start, || {
+        scan(data, (start, count_max, frame_bytes_max, header_bytes_max), None)
+    })
 }
 
 #[pyfunction]
@@ -436,7 +438,7 @@ pub fn scan_signed_sends<'py>(
     access_key: &str,
     signer: &Bound<'py, PyAny>,
 ) -> PyResult<(Bound<'py, PyList>, usize)> {
-    guarded("scan_signed_sends", || {
+    guarded_scan("scan_signed_sends", data.as_bytes(), start, || {
         let secret = signer.getattr(intern!(signer.py(), "padded_key"))?.cast_into::<PyBytes>()?;
         let key = Key::new(access_key.as_bytes(), secret.as_bytes());
         scan(data, (start, count_max, frame_bytes_max, header_bytes_max), Some(&key))

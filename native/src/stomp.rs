@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple, PyType};
 
-use crate::guard::guarded;
+use crate::guard::guarded_scan;
 
 const PACKETS: &str = "martlet_stomp.wire.packets";
 const RUN_FRAMES_MAX: usize = 1024;
@@ -139,7 +139,7 @@ pub fn scan_send_frames<'py>(
     at: usize,
     heads: &Bound<'py, PyAny>,
 ) -> PyResult<Option<(Bound<'py, PyAny>, usize)>> {
-    guarded("scan_send_frames", || {
+    guarded_scan("scan_send_frames", data.as_bytes(), at, || {
         let (py, bytes, mut at) = (data.py(), data.as_bytes(), at);
         let table = heads.getattr(intern!(py, "table"))?.cast_into::<PyDict>()?;
         let window: usize = heads.getattr(intern!(py, "window"))?.extract()?;
@@ -255,7 +255,7 @@ pub fn scan_ack_frames<'py>(
     at: usize,
     version: u32,
 ) -> PyResult<Option<(Bound<'py, PyAny>, usize)>> {
-    guarded("scan_ack_frames", || {
+    guarded_scan("scan_ack_frames", data.as_bytes(), at, || {
         let (py, bytes) = (data.py(), data.as_bytes());
         let end = at.saturating_add(ACKS_BYTES_MAX).min(bytes.len());
         let Some(window) = bytes.get(at..end) else { return Ok(None) };
