@@ -43,6 +43,15 @@ def test_a_file_system_that_cannot_tell_is_waited_for(
     assert RealDisk().read_now(written[0], 10, 0) is None
 
 
+def test_a_read_that_must_not_wait_finds_nothing_where_the_c_library_cannot_do_it(
+    written: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the reader waits for `read` in a thread, as for data that is not in the page cache."""
+    monkeypatch.setattr("martlet.store.disk.files.READ_NOWAIT", None)
+    monkeypatch.delattr("os.preadv")
+    assert RealDisk().read_now(written[0], 10, 0) is None
+
+
 @pytest.mark.parametrize(("held", "answer"), [(40, True), (30, False)])
 def test_a_short_answer_counts_only_at_the_end(
     held: int, answer: bool, written: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch

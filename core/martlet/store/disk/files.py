@@ -29,6 +29,8 @@ Bytes = bytes | bytearray | memoryview
 
 FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 FILE_MODE: Final = 0o640  # of new files
+# None where the C library has no preadv2: musl before 1.2.5.
+READ_NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 
 
 def is_full(error: OSError) -> bool:
@@ -176,9 +178,11 @@ class RealDisk:
         return b"".join(parts)
 
     def read_now(self, fd: int, size: int, position: int) -> bytes | bytearray | None:
+        if READ_NOWAIT is None:
+            return None
         data = self._uncleared(size)
         try:
-            got = os.preadv(fd, [data], position, os.RWF_NOWAIT)
+            got = os.preadv(fd, [data], position, READ_NOWAIT)
         except OSError:
             # The data is not in the page cache (EAGAIN), or this file system cannot tell (EOPNOTSUPP); `read` reports
             # errors.
