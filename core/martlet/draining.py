@@ -143,7 +143,7 @@ class Draining:
             return
         try:
             unread = await self._turns.finish(self.unread(topic, topic.read_queues_wanted))
-        except (NotReady, BlockDamaged, OSError) as error:
+        except (NotReady, BlockDamaged, OSError, Refused) as error:
             log.warning("topic %s keeps its queues, trying again later; %s", name, error)
             return
         if unread.messages or self._topics.get(name) is not topic:

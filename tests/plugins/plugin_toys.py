@@ -43,6 +43,8 @@ from martlet.plugins.hooks import Hooks
 from martlet.runtime.installed import EntryPoint
 from martlet.runtime.steps import Steps
 from martlet.state import NOTHING, Projection, pack_rows, unpack_rows
+from martlet.store import ColdTier
+from martlet.testing.cold import MemoryTier
 
 # In which steps of a mechanism ran.
 threads: list[threading.Thread] = []
@@ -143,6 +145,7 @@ class Full(Hooks):
     config_class: ClassVar[type[Settings] | None] = FullConfig
     said: ClassVar[list[str]] = []
     bodies: ClassVar[Bodies]
+    tier: ClassVar[MemoryTier | None] = None
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         self.said.append("protocols")
@@ -222,6 +225,11 @@ class Full(Hooks):
     def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
         Full.bodies = Bodies()
         return (Full.bodies,)
+
+    def martlet_cold_tiers(self, broker: Broker) -> Sequence[ColdTier]:
+        Full.tier = Full.tier or MemoryTier(broker.store)
+        Full.tier.move(broker.store)
+        return [Full.tier]
 
     def martlet_dispatchers(self) -> Mapping[str, Dispatcher]:
         return {"lengths": lambda properties, store_ms: len(properties), "broken": lambda properties, store_ms: 1 << 70}

@@ -20,7 +20,7 @@ from martlet.app.startup import run
 from martlet.broker import Broker
 from martlet.cli import main as cli
 from martlet.contracts import Challenge, Identity, LoginOrigin, Password, Proved, RecordView
-from martlet.errors import PluginError, Reason, Refused, StoreError
+from martlet.errors import ConfigError, PluginError, Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.net.addresses import split_address
 from martlet.plugins.hooks import HOOKS, Hooks
@@ -28,6 +28,7 @@ from martlet.plugins.loader import load
 from martlet.records.codec import decode_record
 from martlet.records.layout import ENTRY
 from martlet.settings import BrokerConfig
+from martlet.testing.cold import MemoryTier, remove_sealed
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import drain, small_config
@@ -38,6 +39,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "hooks.md"
 @pytest.fixture(autouse=True)
 def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Full.said.clear()
+    Full.tier = None
     with installed(monkeypatch):
         yield
 
@@ -321,6 +323,57 @@ async def test_martlet_projections_that_fail_in_a_required_plugin_stop_the_broke
     with pytest.raises(ExceptionGroup) as caught:
         await fail()
     assert caught.group_contains(PluginError, match="plugins.required names it")
+
+
+async def test_martlet_cold_tiers_keep_what_retention_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeDisk()
+    async with running(monkeypatch, "full", disk=disk) as made:
+        for number in range(100):
+            made.stored(b"%03d" % number * 20)
+        tier = Full.tier
+        assert tier is not None
+        tier.is_down = True
+        await remove_sealed(made.broker.store)
+        assert made.broker.store.first_position == 0, "nothing leaves before the tier has a copy"
+        tier.is_down = False
+        await remove_sealed(made.broker.store)
+        queue = made.broker.store.queue("t", 0)
+        assert queue.first_offset == 0 < queue.local_from
+    async with running(monkeypatch, "full", disk=disk) as made:
+        queue = made.broker.store.queue("t", 0)
+        assert queue.first_offset == 0 < queue.local_from, "it says before the ports open what it has"
+        result = await made.broker.store.readers.read_far(queue, 0, 1, 1)
+        assert decode_record(b"".join(result.pieces)).body == b"000" * 20
+
+
+async def test_martlet_cold_tiers_of_two_plugins_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Late, "martlet_cold_tiers", lambda self, broker: [MemoryTier(broker.store)], raising=False)
+
+    async def fail() -> None:
+        async with running(monkeypatch, "full", "late"):
+            pass
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await fail()
+    text = "plugins 'full' and 'late' each have a cold tier, and a broker has one; enable only one of them"
+    assert caught.group_contains(ConfigError, match=text)
+
+
+async def test_martlet_cold_tiers_that_cannot_begin_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def begin(self: MemoryTier) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(MemoryTier, "begin", begin)
+
+    async def fail() -> None:
+        async with running(monkeypatch, "full"):
+            pass
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await fail()
+    assert caught.group_contains(
+        PluginError, match="plugin 'full' cannot begin its cold tier; OSError: no route to host"
+    )
 
 
 def codes(broker: Broker, topic: str) -> list[int]:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from tests.store.test_cold import Kept
 from trio.testing import MockClock
 
 from martlet.contracts import Identity
@@ -14,6 +13,7 @@ from martlet.message import Message
 from martlet.records.codec import decode_records
 from martlet.records.layout import RecordView, record_views
 from martlet.settings import ServerConfig
+from martlet.testing.cold import remove_sealed, use_memory_tier
 from martlet_remoting.handlers import bulk
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
@@ -159,13 +159,10 @@ async def test_a_read_continues_from_the_cold_tier_to_the_log_without_a_gap(open
     for _ in range(10):
         await fill(harness, topic, *["A"] * 20, body=bytes(1000))
     store, queue = harness.store, harness.store.queue(topic, 0)
-    await store.flusher.flush()
-    await store.upkeep.checkpointer.checkpoint()
-    kept = Kept(store, queue)
-    store.segments.remove_first()
-    store.upkeep.retention._update_after_removal()
-    assert 4 < queue.first_offset < 190
-    store.readers.cold = kept
+    use_memory_tier(store)
+    await remove_sealed(store)
+    assert queue.first_offset == 0
+    assert 4 < queue.local_from < 190
     assert offsets(await read(harness, ext(topic, 0))) == list(range(200))
 
 

@@ -12,7 +12,6 @@ from typing import cast
 import pytest
 import trio
 from msgspec.structs import replace
-from tests.store.test_cold import Kept
 from tests.store.test_derived_files import DAMAGES, set_content
 from trio.testing import MockClock
 
@@ -481,20 +480,6 @@ async def test_the_records_of_expired_messages_stay_readable_by_position() -> No
     assert await store.lookup.record_far(placed.position) is None, "but clients do not find it"
     assert store.upkeep.topic_retention.removed_to("T") > placed.end
     assert store.upkeep.topic_retention.removed_to("U") == 0
-    store.crash()
-
-
-async def test_expired_messages_are_not_read_from_a_cold_tier() -> None:
-    clock = ManualClock()
-    store = await opened(FakeDisk(), clock)
-    send(store, clock, "1", "2", hours=1)
-    send(store, clock, "3", hours=1.5)
-    queue = store.queue("T", 0)
-    store.readers.cold = Kept(store, queue)
-    await sweep(store)
-    assert store.readers.first_offset(queue) == queue.first_offset == 2
-    result = await store.readers.read_far(queue, 0, 10, 1000)
-    assert (result.status, result.next_offset) == (ReadStatus.TOO_SMALL, 2)
     store.crash()
 
 

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from martlet.broker import Broker
+from martlet.errors import ConfigError
 from martlet.plugins.loader import (
     Plugins,
     guarded_authenticator,
@@ -11,8 +12,9 @@ from martlet.plugins.loader import (
     guarded_mechanism,
     guarded_quotas,
 )
+from martlet.store import ColdTier
 
-__all__ = ["HOOKS_OF_A_BROKER", "install", "resolve"]
+__all__ = ["HOOKS_OF_A_BROKER", "cold_tier_of", "install", "resolve"]
 
 HOOKS_OF_A_BROKER: Final = (
     "martlet_capabilities",
@@ -23,6 +25,7 @@ HOOKS_OF_A_BROKER: Final = (
     "martlet_quotas",
     "martlet_stages",
     "martlet_routers",
+    "martlet_cold_tiers",
     "martlet_projections",
     "martlet_protocols",
     "martlet_services",
@@ -41,6 +44,19 @@ async def resolve(plugins: Plugins, broker: Broker) -> dict[str, list[tuple[str,
         results = {name: [pair for pair in pairs if pair[0] in loaded] for name, pairs in results.items()}
         install(broker, results)
     return results
+
+
+def cold_tier_of(results: dict[str, list[tuple[str, Any]]]) -> tuple[str, ColdTier] | None:
+    """Return the cold tier and the name of its plugin; None if no plugin has one.
+
+    Raises:
+      ConfigError: there are two.
+    """
+    tiers = [(plugin, tier) for plugin, given in results["martlet_cold_tiers"] for tier in given]
+    if len(tiers) > 1:
+        names = " and ".join(repr(plugin) for plugin, _ in tiers[:2])
+        raise ConfigError(f"plugins {names} each have a cold tier, and a broker has one; enable only one of them")
+    return tiers[0] if tiers else None
 
 
 def install(broker: Broker, results: dict[str, list[tuple[str, Any]]]) -> None:

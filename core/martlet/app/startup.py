@@ -24,7 +24,7 @@ import trio
 from martlet.access import Authentication
 from martlet.app import saving
 from martlet.app.config import Config
-from martlet.app.hooks import install, resolve
+from martlet.app.hooks import cold_tier_of, install, resolve
 from martlet.app.services import run_services
 from martlet.broker import OWN_STATE, Broker
 from martlet.contracts import Dispatcher, Protocol
@@ -40,7 +40,7 @@ from martlet.runtime.clock import Clock, SystemClock
 from martlet.runtime.ids import Ids
 from martlet.runtime.native import use_kernel
 from martlet.runtime.stats import Stats
-from martlet.store import Disk, RealDisk, Store
+from martlet.store import ColdTier, Disk, RealDisk, Store
 from martlet.store.format.tags import guarded_dispatcher
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
@@ -163,6 +163,9 @@ async def _run_with_store(
     for name, projections in results["martlet_projections"]:
         for projection in projections:
             broker.projections.add(name, projection)
+    tier = cold_tier_of(results)
+    if tier is not None:
+        store.use_cold_tier(tier[1])
     plugins.reloaded += (broker.authentication.changed, broker.rules.changed)
     authenticate, now_ms = broker.authentication.authenticate, clock.now_ms
     server = Server(config.server, store, stats, authenticate, broker.turns, now_ms=now_ms)
@@ -170,7 +173,7 @@ async def _run_with_store(
     live_plugins = _Live(plugins, broker, server, results)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.upkeep.run)
-        if await _replay(broker, stop):
+        if await _replay(broker, stop, tier):
             live_plugins.check()
             with trio.move_on_after(EXPIRY_TIMEOUT_S):  # the rest expires while the broker runs
                 await store.upkeep.topic_retention.sweep()
@@ -209,8 +212,12 @@ async def _run_with_store(
         raise StoreError(f"{text}; free some space before the next start")
 
 
-async def _replay(broker: Broker, stop: trio.Event) -> bool:
-    """Replay the projections; return False if the broker was stopped before the end."""
+async def _replay(broker: Broker, stop: trio.Event, tier: tuple[str, ColdTier] | None) -> bool:
+    """Begin the cold tier and replay the projections; return False if the broker was stopped before the end.
+
+    Raises:
+      PluginError: the tier cannot begin.
+    """
     async with trio.open_nursery() as nursery:
 
         async def give_up() -> None:
@@ -218,9 +225,19 @@ async def _replay(broker: Broker, stop: trio.Event) -> bool:
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(give_up)
+        if tier is not None:
+            await _begin_tier(*tier)
         await broker.projections.replay()
         nursery.cancel_scope.cancel()
     return not stop.is_set()
+
+
+async def _begin_tier(plugin: str, tier: ColdTier) -> None:
+    try:
+        await tier.begin()
+    except Exception as error:
+        text = str(error) if isinstance(error, MartletError) else f"{type(error).__name__}: {error}"
+        raise PluginError(f"plugin {plugin!r} cannot begin its cold tier; {text}") from error
 
 
 @final

@@ -188,7 +188,7 @@ class Feed:
     def has_removed(self, position: int, filters: Iterable[str]) -> bool:
         """Return whether retention removed messages from log position *position* on that *filters* may match."""
         store = self._owner.store
-        if position < store.first_position:
+        if position < store.oldest_position:
             return True
         topics = {topic for topic in self.topics if position < store.upkeep.topic_retention.removed_to(topic)}
         return bool(topics) and any(not topics.isdisjoint(self.topics_of(each)) for each in filters)
@@ -436,13 +436,22 @@ class Cursors:
                     await trio.lowlevel.checkpoint()
 
     async def sweep(self, nursery: trio.Nursery) -> None:
-        """Do one slice of the sweep whose turn it is; after a failure, the sweep waits, in *nursery*."""
+        """Do one slice of the sweep whose turn it is.
+
+        After a failure, the sweep waits in *nursery*; there it also waits for the cold tier, so that others go on.
+        """
         self._begin_sweeps()
         if not self._turns:
             return
         feed, sweep = self._turns.take()
         if sweep.is_over:
             return
+        if sweep.is_cold:
+            nursery.start_soon(self._go_on, nursery, feed, sweep)
+        else:
+            await self._go_on(nursery, feed, sweep)
+
+    async def _go_on(self, nursery: trio.Nursery, feed: Feed, sweep: Sweep) -> None:
         try:
             await feed.go_on(sweep)
         except (Refused, StoreError, OSError) as error:

@@ -287,7 +287,8 @@ class TopicSubscription:
                 budget_bytes -= delivery.size
                 messages_left -= delivery.count
                 empty_reads = 0
-        if to_read and self.credit > 0 and not self._reader.must_wait:
+        # Queues that were not asked do not wait for the reader.
+        if to_read and self.credit > 0 and (empty_reads < len(to_read) or not self._reader.must_wait):
             self.peer.wake()
         return deliveries
 

@@ -28,6 +28,7 @@ from martlet.contracts import (
 if TYPE_CHECKING:
     from martlet.broker import Broker
     from martlet.state import Projection
+    from martlet.store import ColdTier
 
 __all__ = ["HOOKS", "Hooks", "hookimpl", "hookspec"]
 
@@ -97,6 +98,11 @@ class Hooks:
     @hookspec
     def martlet_projections(self, broker: "Broker") -> Sequence["Projection"]:
         """Return state that is computed from the log; the broker replays it before its ports open."""
+        return ()
+
+    @hookspec
+    def martlet_cold_tiers(self, broker: "Broker") -> Sequence["ColdTier"]:
+        """Return the tier that keeps records for longer than the log; only one plugin may have one."""
         return ()
 
     @hookspec

@@ -250,6 +250,11 @@ def _is_projection(each: object) -> bool:
     return all(hasattr(each, name) for name in ("name", "topics", "apply", "freeze", "restore", "floor", "roll"))
 
 
+def _is_cold_tier(each: object) -> bool:
+    names = ("name", "begin", "released", "reason", "release", "read", "record_at", "records_by_key")
+    return all(hasattr(each, name) for name in (*names, "offset_by_time", "offset_by_position"))
+
+
 # Types of hooks' results: mappings, or sequences of these types.
 MAPPINGS: Final = frozenset({"martlet_filters", "martlet_capabilities", "martlet_dispatchers", "martlet_mechanisms"})
 SEQUENCES: Final[dict[str, tuple[str, Callable[[object], bool]]]] = {
@@ -260,6 +265,7 @@ SEQUENCES: Final[dict[str, tuple[str, Callable[[object], bool]]]] = {
     "martlet_authorizers": ("functions or objects with decide", lambda each: callable(each) or hasattr(each, "decide")),
     "martlet_quotas": ("functions", callable),
     "martlet_projections": ("Projection", _is_projection),
+    "martlet_cold_tiers": ("ColdTier", _is_cold_tier),
     "martlet_services": ("functions", callable),
     "martlet_commands": ("Subcommand", lambda each: isinstance(each, Subcommand)),
 }

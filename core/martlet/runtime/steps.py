@@ -29,6 +29,7 @@ __all__ = [
     "off_loop",
     "per_slice",
     "resume",
+    "wait_for",
 ]
 
 T = TypeVar("T")
@@ -136,6 +137,23 @@ def off_loop(work: Callable[[], T]) -> Steps[T]:
     blocking = Blocking(work)
     yield blocking
     return blocking.result()
+
+
+def wait_for(work: Callable[[], Awaitable[T]]) -> WaitingSteps[T]:
+    """Await *work* between two slices, and return its result. Call it with ``yield from``; see `WaitingSteps`."""
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    async def wait() -> None:
+        try:
+            results.append(await work())
+        except Exception as error:
+            errors.append(error)
+
+    yield wait
+    if errors:
+        raise errors.pop()
+    return results[0]
 
 
 def _finished(result: T) -> Steps[T]:

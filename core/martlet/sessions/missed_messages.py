@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, final
 
 from martlet.errors import Refused
 from martlet.records.layout import ENTRY_BYTES, POSITION_SIZE
-from martlet.runtime.steps import Budget, Steps, off_loop
+from martlet.runtime.steps import Budget, Steps, off_loop, wait_for
 from martlet.sessions.journal_codec import SessionState
 from martlet.sessions.session import LiveSessions
 from martlet.sessions.state import Passed, SessionTable
@@ -97,12 +97,13 @@ class MissedMessages:
         Returns -1 if that is unknown: the session is from an older version, or a queue is damaged. *state* may change
         after the first slice.
         """
-        position, passed, first = state.position, state.passed, self._store.first_position
+        position, passed = state.position, state.passed
+        first, oldest = self._store.first_position, self._store.oldest_position
         topics_of, removed_to = self.topics_of.get(protocol), self._store.upkeep.topic_retention.removed_to
         topics = topics_of(state.filters) if topics_of is not None else ()
         count = 0
         for topic in topics:
-            if position >= max(first, removed_to(topic)):
+            if position >= max(oldest, removed_to(topic)):
                 continue
             removed_now = sum(queue.first_offset for queue in self._queues(topic))
             if position < first:
@@ -137,8 +138,19 @@ class MissedMessages:
     def offsets(self, queue: Queue, end: int, positions: Sequence[int]) -> Steps[list[int]]:
         """Return the first offset of *queue* up to *end* at or after each of *positions*, which ascend.
 
-        Raises `BlockDamaged` and `OSError`.
+        Asks the cold tier for positions before the log (`WaitingSteps`). Raises `BlockDamaged`, `OSError` and
+        `Refused`.
         """
+        cold, at = self._store.cold, bisect_left(positions, self._store.first_position)
+        if not at or not cold.has_range(queue):
+            return (yield from self._local_offsets(queue, end, positions))
+        offsets: list[int] = []
+        for position in positions[:at]:
+            offset = yield from wait_for(partial(cold.offset_by_position, queue, position))
+            offsets.append(min(offset, end))
+        return offsets + (yield from self._local_offsets(queue, end, positions[at:]))
+
+    def _local_offsets(self, queue: Queue, end: int, positions: Sequence[int]) -> Steps[list[int]]:
         queues, start, files_end = self._store.queues, queue.stored_from, min(queue.tail_offset, end)
         offsets: list[int] = []
         if start < files_end:  # these entries are in files

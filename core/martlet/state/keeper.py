@@ -30,6 +30,13 @@ class RecordKeeper:
         self.is_ready = False  # whether the replay is over
         self._roll_tries = 0
 
+    @property
+    def reason(self) -> str:
+        """Why records from ``released`` on may not be removed yet."""
+        if not self.is_ready:
+            return "the state of sessions, groups and timers is still being computed from the log"
+        return "the state of sessions, groups and timers needs them, and could not be appended again yet"
+
     async def release(self, end: int) -> None:
         """Have projections append again the state that they need of the records before *end*.
 

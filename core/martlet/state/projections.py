@@ -56,7 +56,7 @@ class Projections:
         self.keeper = RecordKeeper(store, turns, self._driven)
         self._applied: trio.Event | None = None  # set once more records are applied
         # Set early: the store applies retention while the projections are replayed.
-        store.upkeep.retention.keeper = self.keeper
+        store.upkeep.retention.add_keeper(self.keeper)
 
     def __len__(self) -> int:
         return len(self._driven)

@@ -1,5 +1,6 @@
 """The log on disk (RocketMQ's CommitLog), and indexes that can be rebuilt from it."""
 
+from martlet.store.cold_tier import ColdTier
 from martlet.store.config import StoreConfig
 from martlet.store.disk.files import Disk, RealDisk, Usage, atomic_write, read_generation
 from martlet.store.queue_reader import QueueReader
@@ -12,6 +13,7 @@ from martlet.store.store import Store
 
 __all__ = [
     "Care",
+    "ColdTier",
     "Disk",
     "KeyQueryResult",
     "Progress",

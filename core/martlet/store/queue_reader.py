@@ -5,6 +5,8 @@ records are far behind the tail: a task of the peer reads them in a thread, one 
 called when `read` has the answer. Results that the consumer does not fetch stay in memory, so the task pauses when
 `ahead_max` of them wait. When the peer may start no more tasks the reader is `stalled` and tries again at the next
 `read`.
+
+Records that only the cold tier has are read in a second line, by a second task: a slow tier delays no other place.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Hashable
@@ -61,7 +63,7 @@ class QueueReader:
       ahead_max: the maximum number of unfetched results of the thread.
     """
 
-    __slots__ = ("_ahead_max", "_done", "_pending", "_readers", "_results", "stalled", "working")
+    __slots__ = ("_ahead_max", "_cold_line", "_done", "_pending", "_readers", "_results", "_stalled", "working")
 
     def __init__(self, readers: Readers, done: Callable[[Hashable], None], ahead_max: int = AHEAD_MAX) -> None:
         self._readers = readers
@@ -70,17 +72,26 @@ class QueueReader:
         self._pending: dict[Hashable, QueueRead] = {}  # reads for the thread, first come, first served
         self._results: dict[Hashable, QueueRead] = {}
         self.working = False  # whether a task of the peer is reading
-        self.stalled: Refused | None = None  # why the peer may start no read
+        self._stalled: Refused | None = None
+        self._cold_line: QueueReader | None = None  # made for the first cold read
+
+    @property
+    def stalled(self) -> Refused | None:
+        """Why the peer may start no read; None if it may."""
+        if self._stalled is None and self._cold_line is not None:
+            return self._cold_line.stalled
+        return self._stalled
 
     @property
     def must_wait(self) -> bool:
         """Whether a wake-up comes later: after a read by the thread, or when the peer may start tasks again."""
-        return self.working or self.stalled is not None
+        is_waiting = self.working or self._stalled is not None
+        return is_waiting or (self._cold_line is not None and self._cold_line.must_wait)
 
     @property
     def has_read(self) -> bool:
-        """Whether the thread has results that were not fetched yet."""
-        return bool(self._results)
+        """Whether there are results of reads that were not fetched yet."""
+        return bool(self._results) or (self._cold_line is not None and self._cold_line.has_read)
 
     def read(
         self,
@@ -100,9 +111,32 @@ class QueueReader:
         called in a thread.
 
         Raises:
-          Refused: the predicate failed, or a damaged block of entries cannot be rebuilt.
+          Refused: the predicate failed, a damaged block of entries cannot be rebuilt, or the cold tier failed.
           StoreError: the disk failed.
         """
+        cold_line = self._cold_line
+        if offset < queue.local_from and self._readers.cold.has(queue, offset):
+            if cold_line is None:
+                cold_line = self._cold_line = QueueReader(self._readers, self._done, self._ahead_max)
+            self._forget_here(place)
+            return cold_line._read(start, place, queue, offset, count_max, budget_bytes, codes, predicate, care)
+        if cold_line is not None:
+            cold_line.forget(place)
+        return self._read(start, place, queue, offset, count_max, budget_bytes, codes, predicate, care)
+
+    def _read(
+        self,
+        start: Start,
+        place: Hashable,
+        queue: Queue,
+        offset: int,
+        count_max: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None,
+        predicate: Predicate | None,
+        care: Care,
+    ) -> ReadResult | None:
+        """As `read`, in this line."""
         if self._results or self._pending:
             finished = self._results.pop(place, None)
             if (
@@ -127,6 +161,11 @@ class QueueReader:
 
     def forget(self, place: Hashable) -> None:
         """Drop finished and pending reads for *place*."""
+        self._forget_here(place)
+        if self._cold_line is not None:
+            self._cold_line.forget(place)
+
+    def _forget_here(self, place: Hashable) -> None:
         if self._pending or self._results:
             self._pending.pop(place, None)
             self._results.pop(place, None)
@@ -135,27 +174,33 @@ class QueueReader:
         """Drop finished and pending reads for all other places, so that those for *places* are done first."""
         for place in [place for place in self._results if place not in places]:
             del self._results[place]
+        if self._cold_line is not None:
+            self._cold_line.keep_only(places)
 
     def forget_all(self) -> None:
         """Drop all finished and pending reads."""
         self._pending.clear()
         self._results.clear()
+        if self._cold_line is not None:
+            self._cold_line.forget_all()
 
     def close(self) -> None:
         """Drop all reads and the consumer: both refer to each other and would need a garbage collection."""
         self.forget_all()
         self._done = _do_nothing
+        if self._cold_line is not None:
+            self._cold_line.close()
 
     def _start_reading(self, start: Start) -> None:
         """Start a task of the peer for the pending reads, unless one is running or there are none."""
-        self.stalled = None
+        self._stalled = None
         if self.working or not self._pending or len(self._results) >= self._ahead_max:
             return
         try:
             start(self._read_pending)
             self.working = True
         except Refused as refused:
-            self.stalled = refused
+            self._stalled = refused
 
     async def _read_pending(self) -> None:
         """Read in a thread, request by request, until none is pending or enough results wait for the consumer."""
@@ -183,7 +228,7 @@ class QueueReader:
                     self._done(place)
             has_finished = True
         finally:
-            self.working = False  # whether a task of the peer is reading
+            self.working = False
             if self._pending and not has_finished:
                 self._done(next(iter(self._pending)))  # cancelled; a task of another peer may continue
 

@@ -24,6 +24,7 @@ from martlet.store.append.flusher import Flusher
 from martlet.store.append.note_writer import NoteWriter
 from martlet.store.append.readable import ReadableEnd
 from martlet.store.append.writer import Writer
+from martlet.store.cold_tier import ColdTier
 from martlet.store.config import StoreConfig
 from martlet.store.disk.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.disk.data_directory import DataDirectory
@@ -36,6 +37,7 @@ from martlet.store.format.notes import OWN_PREFIX
 from martlet.store.keys.key_index import KeyIndex
 from martlet.store.queues.first_offsets import FirstOffsets
 from martlet.store.queues.queues import Queue, QueueFiles, Queues
+from martlet.store.read.cold import ColdRecords
 from martlet.store.read.lookup import Lookup
 from martlet.store.read.readers import Readers
 from martlet.store.recovery.indexer import Indexer
@@ -88,7 +90,8 @@ class Store:
         self.committer = Committer(self.tail, self.flusher, self.admission, self.readable_end, indexer.accept, clock)
         self.writer = Writer(config, self.tail, self.queues, self.committer, self.admission)
         self.notes = NoteWriter(self.writer, self.committer, self.queues, config, clock)
-        self.readers = Readers(disk, self.pages, self.queues, self.readable_end, repairs, verify=config.verify_reads)
+        cold, verify = ColdRecords(self.queues), config.verify_reads
+        self.readers = Readers(disk, self.pages, self.queues, self.readable_end, repairs, cold, verify=verify)
         # With async flush, everything written is readable already.
         self.early_readers = self.readers.up_to(self.readable_end.early) if is_sync else self.readers
         self.lookup = Lookup(
@@ -261,12 +264,30 @@ class Store:
         """Replace the configuration, of which only the age of segments has an effect before the next start."""
         self.config = self.upkeep.retention.age.config = config
 
+    @property
+    def cold(self) -> ColdRecords:
+        """The records that only the cold tier has."""
+        return self.readers.cold
+
+    def use_cold_tier(self, tier: ColdTier) -> None:
+        """Remove no record before *tier* has released it, and read from *tier* what the log has lost.
+
+        Call it once, before `StoreUpkeep.run`, and then ``tier.begin``.
+        """
+        self.cold.tier = tier
+        self.upkeep.retention.add_keeper(tier)
+
     # ---- positions
 
     @property
     def first_position(self) -> int:
         """The log position of the oldest stored record."""
         return self.segments.start
+
+    @property
+    def oldest_position(self) -> int:
+        """The log position of the oldest record that consumers may read, from the cold tier or from the log."""
+        return min(self.segments.start, self.cold.from_position)
 
     @property
     def appended(self) -> int:

@@ -79,7 +79,7 @@ def bodies(pieces: list[Buffer]) -> list[bytes]:
 def drain(store: Store, queue: Queue, *, max_messages: int = 5, budget_bytes: int = 700) -> list[bytes]:
     """Read everything readable of *queue* as a consumer would, answer by answer; return the bodies."""
     found: list[bytes] = []
-    offset = queue.first_offset
+    offset = queue.local_from
     while offset < store.readers.end_offset(queue):
         result = store.readers.read(queue, offset, max_messages, budget_bytes)
         if result.next_offset <= offset:

@@ -103,6 +103,12 @@ class Sweep:
     # slices
 
     @property
+    def is_cold(self) -> bool:
+        """Whether the next slice may have to wait for the cold tier."""
+        store = self._store
+        return store.cold.tier is not None and self._routing is None and self.swept_to < store.first_position
+
+    @property
     def is_routing(self) -> bool:
         """Whether the sweep still routes records of its last read."""
         return self._routing is not None
@@ -292,18 +298,23 @@ def _drop_before(records: list[Found], position: int) -> list[Found]:
 async def _find_first_offset(store: Store, queue: Queue, position: int) -> int:
     """Return the first offset of *queue* whose record begins at *position* or later, or an earlier offset.
 
-    Reads entries from files in a thread, and repairs damaged ones.
+    Reads entries from files in a thread, and repairs damaged ones. Asks the cold tier for a *position* before the log.
+
+    Raises:
+      Refused: the cold tier failed or did not answer in time.
     """
+    if position < store.first_position and store.cold.has_range(queue):
+        return await store.cold.offset_by_position(queue, position)
     for _ in range(REPAIRS):
         try:
             return await _search_offset(store, queue, position)
         except BlockDamaged:
             await store.upkeep.repairs.repair(queue)
-    return queue.first_offset
+    return queue.local_from
 
 
 async def _search_offset(store: Store, queue: Queue, position: int) -> int:
-    queues, start, saved = store.queues, queue.first_offset, queue.tail_offset
+    queues, start, saved = store.queues, queue.local_from, queue.tail_offset
     if start < saved:
         offset = await store.disk.off_loop(lambda: queues.first_behind(queue, start, saved, position))
         if offset < saved:

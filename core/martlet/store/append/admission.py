@@ -7,7 +7,7 @@ from martlet.errors import Reason, Refused, StoreFailed
 from martlet.store.append.flusher import Flusher
 from martlet.store.disk.files import is_full
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "and_kept"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -23,6 +23,8 @@ class Admission:
         self.refusal = ""
         # Set when a write fails for lack of space; cleared when a probe succeeds.
         self.disk_full = False
+        # Why old records may not be removed to make space; empty if they may, or if nothing has to be removed.
+        self.kept = ""
 
     def check(self) -> None:
         """Raise `Refused` or `StoreFailed` if the store accepts no appends at the moment."""
@@ -45,7 +47,8 @@ class Admission:
         self.disk_full = True
         self.close(
             f"the disk of {self._directory!r} is full ({error.strerror}); "
-            "writes resume automatically once there is space: free some, or lower store.file_reserved_hours"
+            f"{and_kept(self.kept)}writes resume automatically once "
+            "there is space: free some, or lower store.file_reserved_hours"
         )
 
     def close(self, reason: str) -> None:
@@ -53,3 +56,8 @@ class Admission:
         if not self.refusal:
             logger.warning("writes are refused: %s", reason)
         self.refusal = reason
+
+
+def and_kept(kept: str) -> str:
+    """Return the clause of a refusal that says why old records are kept; empty if they are not."""
+    return f"{kept}; " if kept else ""

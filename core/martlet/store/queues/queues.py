@@ -45,6 +45,7 @@ KEPT_ENTRIES: Final = 64
 BLOCK_ENTRIES: Final = 1000
 # Blocks in the cache, 20 KB each.
 BLOCKS_CACHED: Final = 64
+NOTHING_COLD: Final = 1 << 62
 UNKNOWN: Final = 0  # replaces the CRC of a block that RocketMQ began
 QUEUE_ID_MAX: Final = 2**31 - 1
 
@@ -66,14 +67,16 @@ class Queue:
     """One queue of one topic; offsets count its messages.
 
     ``next_offset`` is the first free offset (lower ones may not be readable yet), ``first_offset`` the oldest one that
-    consumers may read: the oldest one stored (``stored_from``), or a later one if the topic's own retention expired
-    messages (``expired_to``). Each of ``watchers`` is called when records become readable.
+    consumers may read, from the log or from a cold tier. ``local_from`` is the oldest one that they may read from the
+    log: the oldest one stored (``stored_from``), or a later one if the topic's own retention expired messages
+    (``expired_to``). Each of ``watchers`` is called when records become readable.
     """
 
     __slots__ = (
         "begins",
         "blocks",
         "changed",
+        "cold_from",
         "deleted",
         "dirty",
         "dispatcher",
@@ -82,6 +85,7 @@ class Queue:
         "journaled",
         "last_end",
         "light",
+        "local_from",
         "mark",
         "narrow",
         "next_offset",
@@ -107,7 +111,10 @@ class Queue:
         self.topic = topic
         self.queue_id = queue_id
         self.first_offset = 0
+        self.local_from = 0
         self.stored_from = 0
+        # A cold tier has the messages from this offset on that the log has lost.
+        self.cold_from = NOTHING_COLD
         # Consumers get no message before this offset, though the log may have it until its own retention.
         self.expired_to = 0
         self.next_offset = 0
@@ -170,12 +177,21 @@ class Queue:
     def store_from(self, offset: int) -> None:
         """Note that *offset* is the first one whose message the log has, or the next one."""
         self.stored_from = offset
-        self.first_offset = max(offset, self.expired_to)
+        self._set_first()
+
+    def keep_cold_from(self, offset: int) -> None:
+        """Note that a cold tier has every message from *offset* on that the log loses (`ColdRecords.keep`)."""
+        self.cold_from = offset
+        self._set_first()
 
     def expire_to(self, offset: int) -> None:
         """Note that consumers get no message before *offset* any more."""
         self.expired_to = max(self.expired_to, offset)
-        self.first_offset = max(self.stored_from, self.expired_to)
+        self._set_first()
+
+    def _set_first(self) -> None:
+        self.local_from = max(self.stored_from, self.expired_to)
+        self.first_offset = max(min(self.stored_from, self.cold_from), self.expired_to)
 
     def add(self, position: int, size: int, code: int) -> None:
         """Append the entry of the record at *position*."""

@@ -1,12 +1,14 @@
-"""Finds records by log position, by time and by key."""
+"""Finds records by log position, by time and by key: in the log, and before its beginning in the cold tier."""
 
+from bisect import bisect_right
 from functools import partial
+from itertools import accumulate
 from typing import Final, final
 
 from martlet.errors import NotReady
 from martlet.records.codec import check_record
 from martlet.records.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MAX, RECORD_BYTES_MIN, RecordView
-from martlet.runtime.steps import Budget, Steps, off_loop
+from martlet.runtime.steps import Budget, Steps, WaitingSteps, off_loop, wait_for
 from martlet.store.append.readable import ReadableEnd
 from martlet.store.disk.files import Disk
 from martlet.store.disk.page_cache import LogWriter, PageCache
@@ -14,6 +16,7 @@ from martlet.store.disk.segments import Segments
 from martlet.store.format.notes import OWN_PREFIX
 from martlet.store.queues.queues import BlockDamaged, Queue, Queues, position_in
 from martlet.store.read.readers import Readers
+from martlet.store.read.reading import Care
 from martlet.store.recovery.indexer import Indexer
 from martlet.store.recovery.repair import Repairs
 from martlet.store.recovery.usual import STORE_MS_END
@@ -32,6 +35,12 @@ QUERY_PAUSE_BYTES: Final = 524_288  # bytes read per slice of a query; each read
 QUERY_STEP_BYTES: Final = 32_768
 # Cost of looking at one message in a search by time: up to two reads of 0.3 ms, a block of entries and the record.
 LOOK_US: Final = 300.0
+
+
+def _cut(records: list[bytes], bytes_max: int) -> list[bytes]:
+    """Return the first *records*, at most *bytes_max* in total, and one at least."""
+    sizes = list(accumulate(map(len, records)))
+    return records[: max(bisect_right(sizes, bytes_max), 1)]
 
 
 @final
@@ -115,9 +124,14 @@ class Lookup:
         return self.record_at(position, bytes_max=RECORD_BYTES_MAX, internal=True)
 
     async def known_record_far(self, position: int) -> bytes | None:
-        """As `known_record`, but waits for the disk in a worker thread."""
+        """As `known_record`, but waits for the disk in a worker thread, or for the cold tier.
+
+        Raises:
+          Refused: the cold tier failed or did not answer in time.
+        """
         read = partial(self.known_record, position)
-        return read() if self._is_near(position, RECORD_BYTES_MAX) else await self._disk.off_loop(read)
+        data = read() if self._is_near(position, RECORD_BYTES_MAX) else await self._disk.off_loop(read)
+        return data if data is not None else await self._cold_record_at(position)
 
     async def record_far(self, position: int) -> bytes | None:
         """As `record_at`, for a *position* from a client: waits for the disk in a worker thread.
@@ -125,7 +139,8 @@ class Lookup:
         Bytes inside a record that look like another record do not count: the queue must have an entry for the record.
 
         Raises:
-          Refused: the entry is in a damaged block that cannot be rebuilt, because the disk is full.
+          Refused: the entry is in a damaged block that cannot be rebuilt, because the disk is full; or the cold tier
+            failed or did not answer in time.
           StoreFailed: the disk failed.
         """
 
@@ -134,10 +149,10 @@ class Lookup:
 
         data = read() if self._is_near(position, self._asked_bytes_max) else await self._disk.off_loop(read)
         if data is None:
-            return None
+            return await self._cold_record_at(position)
         record = RecordView(data)
         queue = self._queues.find(record.topic, record.queue_id)
-        if queue is None or not queue.first_offset <= record.queue_offset < queue.next_offset:
+        if queue is None or not queue.local_from <= record.queue_offset < queue.next_offset:
             return None
         try:
             entry = await self._entry_far(queue, record.queue_offset)
@@ -169,17 +184,32 @@ class Lookup:
         """Return whether a readable record may begin at *position*."""
         return self._segments.start <= position and position + RECORD_BYTES_MIN <= self._readable.position
 
+    async def _cold_record_at(self, position: int) -> bytes | None:
+        """Return the record at *position* from the cold tier; None unless retention removed it from the log."""
+        return await self._readers.cold.record_at(position) if position < self._segments.start else None
+
     def position_at(self, queue: Queue, offset: int) -> Steps[int]:
         """Return the log position of message *offset*; -1 if it is not readable or lost.
 
-        Waits for the disk in a worker thread.
+        Waits for the disk in a worker thread, and for the cold tier if that has the message (`WaitingSteps`).
 
         Raises:
           NotReady: its entry is in a damaged block that is being rebuilt.
+          Refused: the cold tier failed or did not answer in time.
         """
-        if not queue.first_offset <= offset < self._readers.end_offset(queue):
+        if offset < queue.local_from and self._readers.cold.has(queue, offset):
+            record = yield from self._cold_record(queue, offset)
+            return record.position if record is not None else -1
+        if not queue.local_from <= offset < self._readers.end_offset(queue):
             return -1
         return position_in((yield from self.entries(queue, offset, 1)))
+
+    def _cold_record(self, queue: Queue, offset: int) -> WaitingSteps[RecordView | None]:
+        """Return message *offset* of *queue* from the cold tier; None if it is lost."""
+        cold, end = self._readers.cold, self._readers.end_offset(queue)
+        read = yield from wait_for(partial(cold.read, queue, offset, 1, 1, None, None, Care.LEAVE_OUT, end))
+        record = RecordView(b"".join(read.pieces)) if read.count else None
+        return record if record is not None and record.queue_offset == offset else None
 
     def entries(self, queue: Queue, offset: int, count: int) -> Steps[bytes]:
         """Return up to *count* entries from *offset* on; fewer at a block's end. Waits for the disk in a thread.
@@ -197,11 +227,14 @@ class Lookup:
     def store_ms_at(self, queue: Queue, offset: int) -> Steps[int]:
         """Return the store time of message *offset*; -1 if it is not readable or damaged.
 
-        Waits for the disk in a worker thread.
+        Waits as `position_at`.
 
         Raises:
-          NotReady: as for `position_at`.
+          NotReady, Refused: as for `position_at`.
         """
+        if offset < queue.local_from and self._readers.cold.has(queue, offset):
+            record = yield from self._cold_record(queue, offset)
+            return record.store_ms if record is not None else -1
         position = yield from self.position_at(queue, offset)
         if position < 0:
             return -1
@@ -219,10 +252,12 @@ class Lookup:
         return bytes(front)
 
     def earliest_store_ms(self, queue: Queue | None = None) -> Steps[int]:
-        """Return the store time of the oldest message of *queue*, or of the whole log; -1 if it is empty or damaged.
+        """Return the store time of the oldest message of *queue*; -1 if it is empty or damaged.
+
+        Without a queue, return that of the oldest record in the log, whatever the cold tier has.
 
         Raises:
-          NotReady: as for `position_at`.
+          NotReady, Refused: as for `position_at`.
         """
         if queue is not None:
             return (yield from self.store_ms_at(queue, queue.first_offset))
@@ -235,12 +270,13 @@ class Lookup:
     def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> Steps[int]:
         """Return the first offset stored at or after *timestamp_ms*, else the end; *upper*: the last at or before it.
 
-        With *upper* and a time before all messages, return the first offset. Works in slices of a few reads.
+        With *upper* and a time before all messages, return the first offset. Works in slices of a few reads. If all
+        messages in the log are too new, asks the cold tier.
 
         Raises:
-          NotReady: as for `position_at`.
+          NotReady, Refused: as for `position_at`.
         """
-        low, high, budget = queue.first_offset, self._readers.end_offset(queue), Budget(LOOK_US)
+        low, high, budget = queue.local_from, self._readers.end_offset(queue), Budget(LOOK_US)
         while low < high:
             middle = (low + high) // 2
             stored = yield from self._store_ms_near(queue, middle, high, budget)
@@ -248,6 +284,9 @@ class Lookup:
                 low = middle + 1
             else:
                 high = middle
+        if low <= queue.local_from and self._readers.cold.has_range(queue):
+            cold, after_ms = self._readers.cold, timestamp_ms + upper
+            low = yield from wait_for(partial(cold.offset_by_time, queue, after_ms))
         return max(low - 1 if upper else low, queue.first_offset)
 
     def _store_ms_near(self, queue: Queue, offset: int, end: int, budget: Budget) -> Steps[int]:
@@ -265,10 +304,12 @@ class Lookup:
     ) -> Steps[KeyQueryResult]:
         """Return readable records of *topic* with *key* as unique key or in KEYS, newest first; works in slices.
 
-        The records have at most *bytes_max* in total, but the first record is always returned.
+        The records have at most *bytes_max* in total, but the first record is always returned. If there are fewer than
+        *max_count* in the log, older ones come from the cold tier.
 
         Raises:
           NotReady: the key index is being rebuilt because it is damaged or incomplete.
+          Refused: as for `position_at`.
         """
         keys = self._indexer.keys
         if keys is None:
@@ -295,6 +336,11 @@ class Lookup:
                 unpaused = 0
                 yield
         self._check_keys_complete()
+        cold, left, start = self._readers.cold, max_count - len(records), self._segments.start
+        if cold.tier is not None and left > 0 and size <= bytes_max:
+            older = yield from wait_for(partial(cold.records_by_key, topic, key, left, begin_ms, end_ms, start))
+            known = {RecordView(data).position for data in records}  # retention may have removed them just now
+            records = _cut([*records, *[each for each in older if RecordView(each).position not in known]], bytes_max)
         return KeyQueryResult(records, keys.store_ms, keys.position)
 
     def _check_keys_complete(self) -> None:
@@ -339,7 +385,7 @@ class Lookup:
             return False
         queue = self._queues.find(like.topic, record.queue_id)
         offset = record.queue_offset
-        if queue is None or not queue.first_offset <= offset < queue.next_offset:
+        if queue is None or not queue.local_from <= offset < queue.next_offset:
             return False
         try:
             entry = yield from self._queues.entries_in_steps(queue, offset, 1)

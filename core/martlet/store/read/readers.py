@@ -1,11 +1,7 @@
-"""Reads queues: directly from memory and the page cache, in a worker thread from disk and from a cold reader.
-
-A `ColdReader` reads records that local retention has removed, for example from a tier on another disk; `read_far` asks
-it for records before a queue's first offset.
-"""
+"""Reads queues: directly from memory and the page cache, in a worker thread from disk, and from a cold tier."""
 
 import logging
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from martlet.errors import Reason, Refused
 from martlet.records.layout import ENTRY_BYTES, POSITION_SIZE, Predicate, RecordView
@@ -13,10 +9,11 @@ from martlet.store.append.readable import EarlyEnd, ReadableEnd
 from martlet.store.disk.files import Disk
 from martlet.store.disk.page_cache import PageCache
 from martlet.store.queues.queues import BlockDamaged, Queue, Queues
+from martlet.store.read.cold import ColdRecords
 from martlet.store.read.reading import Care, LogReader, ReadResult, ReadStatus, bounds
 from martlet.store.recovery.repair import Repairs
 
-__all__ = ["ColdReader", "Readers"]
+__all__ = ["Readers"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -28,31 +25,6 @@ READ_NOW_BYTES: Final = 8 << 20
 REPAIRS_A_READ: Final = 3
 # Remembered positions of damaged records, so that each is reported once.
 DAMAGED_MAX: Final = 10_000
-
-
-class ColdReader(Protocol):
-    """Reads records of queues that are older than those in the local log."""
-
-    def first_offset(self, queue: Queue) -> int:
-        """Return the oldest offset of *queue* that it can read; the queue's first offset if it has nothing older."""
-        ...
-
-    async def read(
-        self,
-        queue: Queue,
-        offset: int,
-        max_messages: int,
-        budget_bytes: int,
-        codes: frozenset[int] | None,
-        predicate: Predicate | None,
-    ) -> ReadResult:
-        """As `Readers.read_far`, for an *offset* from the reader's `first_offset` up to the queue's own.
-
-        Records of a light queue are returned with their offsets in that queue, as by `LogReader.read`.
-
-        ``next_offset`` of the result is at most the queue's own first offset.
-        """
-        ...
 
 
 def _copied(result: ReadResult) -> ReadResult:
@@ -67,7 +39,6 @@ class _Shared:
     """The state that all readers of a store share."""
 
     def __init__(self) -> None:
-        self.cold: ColdReader | None = None
         self.damaged: set[int] = set()
         self.damaged_records = 0
 
@@ -83,6 +54,7 @@ class Readers:
         queues: Queues,
         readable: ReadableEnd | EarlyEnd,
         repairs: Repairs,
+        cold: ColdRecords,
         *,
         verify: bool,
         shared: "_Shared | None" = None,
@@ -92,6 +64,7 @@ class Readers:
         self.queues = queues
         self._readable = readable
         self._repairs = repairs
+        self.cold = cold
         self._usual = LogReader(pages, self.found_damage, verify=verify)
         self._telling = LogReader(pages, self.found_damage, verify=verify, tells=True)
         self._unchecked = LogReader(pages, self.found_damage, verify=False, tells=True)
@@ -100,23 +73,13 @@ class Readers:
 
     def up_to(self, end: EarlyEnd) -> "Readers":
         """Return readers of the same queues up to another *end*."""
-        return Readers(
-            self._disk, self._pages, self.queues, end, self._repairs, verify=self._verify, shared=self._shared
-        )
+        disk, pages, queues, repairs, cold = self._disk, self._pages, self.queues, self._repairs, self.cold
+        return Readers(disk, pages, queues, end, repairs, cold, verify=self._verify, shared=self._shared)
 
     @property
     def readable(self) -> int:
         """The log position before which these readers read."""
         return self._readable.position
-
-    @property
-    def cold(self) -> ColdReader | None:
-        """The reader of records that local retention has removed."""
-        return self._shared.cold
-
-    @cold.setter
-    def cold(self, cold: ColdReader | None) -> None:
-        self._shared.cold = cold
 
     @property
     def damaged_records(self) -> int:
@@ -126,13 +89,6 @@ class Readers:
     @damaged_records.setter
     def damaged_records(self, count: int) -> None:
         self._shared.damaged_records = count
-
-    def first_offset(self, queue: Queue) -> int:
-        """Return the oldest offset of *queue* that `read_far` can read."""
-        cold = self._shared.cold
-        if cold is None:
-            return queue.first_offset
-        return max(min(cold.first_offset(queue), queue.first_offset), queue.expired_to)
 
     def end_offset(self, queue: Queue) -> int:
         """Return the offset after the newest readable message of *queue*."""
@@ -157,7 +113,7 @@ class Readers:
         *codes* are matched against the tag codes of the entries; *predicate* is called with whole records. Checks a
         limited number of entries, so ``next_offset`` may advance even if nothing matched. Damaged records are skipped.
         May wait for the disk for the first message, and for the rebuild of a damaged block of entries: on the event
-        loop, consumers read with `QueueReader`.
+        loop, consumers read with `QueueReader`. Reads only the log: before its first message, the status is TOO_SMALL.
         """
         end = self.end_offset(queue)
         outside = bounds(queue, offset, end)
@@ -187,10 +143,9 @@ class Readers:
         """As `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
 
         The same holds for its queue entry. Also returns None if the entry is in a damaged block or cannot be read, and
-        before the queue's first offset if `cold` has older records. Returns fewer records where they lie far apart in
-        the log.
+        for messages that only the cold tier has. Returns fewer records where they lie far apart in the log.
         """
-        if self._cold_for(queue, offset) is not None:
+        if offset < queue.local_from and self.cold.has(queue, offset):
             return None
         end = self.end_offset(queue)
         outside = bounds(queue, offset, end)
@@ -199,9 +154,12 @@ class Readers:
         entries, load = self.queues.entries_now, self._pages.load_few(READ_NOW_BYTES)
         read = self._collector(care, predicate).read
         try:
-            return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)
         except (BlockDamaged, OSError):
             return None  # `read_far` repairs the block or reports the error
+        if result is not None and result.status is ReadStatus.REMOVED and self.cold.has(queue, offset):
+            return None
+        return result
 
     def view_now(self, queue: Queue, offset: int) -> RecordView | None:
         """Return a view of message *offset* of *queue* if it is readable and among the newest; otherwise None.
@@ -209,7 +167,7 @@ class Readers:
         Such a record was appended by this process and is in memory in one piece, so its CRCs need no check.
         """
         at = (offset - queue.tail_offset) * ENTRY_BYTES
-        if offset < queue.first_offset or not 0 <= at < len(queue.tail):
+        if offset < queue.local_from or not 0 <= at < len(queue.tail):
             return None
         position, size = POSITION_SIZE.unpack_from(queue.tail, at)
         end = position + size
@@ -234,9 +192,9 @@ class Readers:
           Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.
           StoreFailed: the disk failed.
         """
-        cold = self._cold_for(queue, offset)
-        if cold is not None:
-            return await cold.read(queue, offset, max_messages, budget_bytes, codes, predicate)
+        if offset < queue.local_from and self.cold.has(queue, offset):
+            end = self.end_offset(queue)
+            return await self.cold.read(queue, offset, max_messages, budget_bytes, codes, predicate, care, end)
         end = self.end_offset(queue)
         outside = bounds(queue, offset, end)
         if outside is not None:
@@ -257,6 +215,9 @@ class Readers:
         else:
             where = f"consume queue '{queue.topic}/{queue.queue_id}'"
             raise Refused(Reason.UNAVAILABLE, f"{where} is damaged again after each rebuild; check the disk")
+        if result.status is ReadStatus.REMOVED and self.cold.has(queue, offset):
+            # Retention removed it, and the queue's first offset follows (`FirstOffsets`).
+            return await self.cold.read(queue, offset, max_messages, budget_bytes, codes, predicate, care, end)
         result.end_offset = self.end_offset(queue)
         return result
 
@@ -264,13 +225,6 @@ class Readers:
         if care is Care.LEAVE_OUT:
             return self._usual
         return self._unchecked if care is Care.CALLER_CHECKS and predicate is None else self._telling
-
-    def _cold_for(self, queue: Queue, offset: int) -> ColdReader | None:
-        """Return the cold reader if it is needed for message *offset* of *queue*."""
-        cold = self._shared.cold
-        if cold is None or not queue.expired_to <= offset < queue.first_offset:
-            return None
-        return cold if offset >= cold.first_offset(queue) else None
 
     async def _read_off_loop(
         self,

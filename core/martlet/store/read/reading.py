@@ -157,14 +157,18 @@ def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def bounds(queue: Queue, offset: int, end: int) -> ReadResult | None:
-    """Return the result for an *offset* outside of the queue; None if it is inside."""
-    first_offset = queue.first_offset
-    if first_offset <= offset < end:
+    """Return the result for an *offset* that the log does not have; None if it does.
+
+    Readers ask the cold tier before for its offsets.
+    """
+    if queue.local_from <= offset < end:
         return None
+    first_offset = queue.first_offset
     if end == 0:
         return ReadResult(ReadStatus.EMPTY, 0, first_offset, end)
-    if offset < first_offset:
-        return ReadResult(ReadStatus.TOO_SMALL, first_offset, first_offset, end)
+    if offset < queue.local_from:
+        next_offset = first_offset if offset < first_offset else queue.local_from
+        return ReadResult(ReadStatus.TOO_SMALL, next_offset, first_offset, end)
     if offset == end:
         return ReadResult(ReadStatus.AT_END, offset, first_offset, end)
     return ReadResult(ReadStatus.BEYOND_END, end, first_offset, end)
@@ -316,7 +320,7 @@ class LogReader:
             if result.count >= max_messages or tests <= 0 or checked_count < all_checked:
                 break
         if result.status is ReadStatus.REMOVED and not result.count:
-            offset = max(offset, queue.first_offset)
+            offset = max(offset, queue.local_from)
         result.next_offset = offset
         return result
 
@@ -340,9 +344,9 @@ class LogReader:
         Retention may have removed it since the read began. Otherwise continue at the entries in memory, or after all
         entries that were checked.
         """
-        if offset < queue.first_offset:
+        if offset < queue.local_from:
             result.status = ReadStatus.REMOVED
-            return queue.first_offset
+            return queue.local_from
         result.status = ReadStatus.HOLE
         next_offset = queue.tail_offset if offset < queue.tail_offset < stop else stop
         result.lose(offset, next_offset)
@@ -413,6 +417,9 @@ class LogReader:
                         full = index  # a read that begins there tries again
                         break
                     page = self._first_page(result, queue, offset + index, position, size)
+                    if page is None and result.status is ReadStatus.REMOVED and queue.cold_from <= offset + index:
+                        full = index  # the cold tier has it
+                        break
                     if page is None:
                         low = high = 0
                         skipped += 1

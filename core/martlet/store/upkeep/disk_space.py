@@ -3,7 +3,7 @@
 import logging
 from typing import Final, final
 
-from martlet.store.append.admission import Admission
+from martlet.store.append.admission import Admission, and_kept
 from martlet.store.append.flusher import Flusher
 from martlet.store.config import StoreConfig
 from martlet.store.disk.data_directory import DataDirectory
@@ -56,15 +56,19 @@ class DiskSpace:
         """Whether segments are removed whatever their age."""
         return self.used_ratio > self._config.disk_clean_ratio
 
-    def admit_or_refuse(self) -> None:
-        """Refuse appends if too much is used, or accept them again if there is space."""
+    def admit_or_refuse(self, kept: str = "") -> None:
+        """Refuse appends if too much is used, or accept them again if there is space.
+
+        *kept* says why old records may not be removed, if something keeps them.
+        """
+        self._admission.kept = kept
         if self._flusher.failed is not None:
             return
         limit = self._config.disk_full_ratio
         if self.used_ratio > limit:
             self._admission.close(
                 f"the disk of {self._directory.path!r} is {self.used_ratio:.0%} full, above the limit of {limit:.0%} "
-                "(store.disk_full_ratio); writes resume automatically once there is space"
+                f"(store.disk_full_ratio); {and_kept(kept)}writes resume automatically once there is space"
             )
             return
         if (

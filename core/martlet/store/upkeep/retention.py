@@ -42,12 +42,20 @@ class Keeper(Protocol):
         """Retention may remove records before this log position."""
         ...
 
-    async def release(self, end: int) -> None:
-        """Allow the removal of records before log position *end*, after appending again the parts that are still
-        needed.
+    @property
+    def reason(self) -> str:
+        """Why records from ``released`` on may not be removed yet, as a clause without a full stop; for administrators.
 
-        ``released`` tells afterwards whether it succeeded. A keeper must not refuse forever. An *end* of 0 means that
-        nothing has to be removed now.
+        While the disk is too full for appends, their refusal says it.
+        """
+        ...
+
+    async def release(self, end: int) -> None:
+        """Allow the removal of records before log position *end*, after saving the parts that are still needed.
+
+        ``released`` tells afterwards whether it succeeded. A keeper may refuse for as long as it must: then the disk
+        fills up, and appends are refused. Return soon: retention waits, so begin long work and finish it elsewhere. An
+        *end* of 0 means that nothing has to be removed now.
         """
         ...
 
@@ -83,16 +91,28 @@ class Retention:
         # which all of their records were stored, and the disk usage; then the time of the next warning on trio's clock.
         self._early = 0, "", 0, 0.0
         self._early_warning_at = 0.0
-        # Called before anything is removed.
-        self.keeper: Keeper | None = None
+        self._keepers: list[Keeper] = []
+
+    def add_keeper(self, keeper: Keeper) -> None:
+        """Let *keeper* keep records, too.
+
+        It is asked before those that were added earlier, which then need not save anything of records that it keeps.
+        """
+        self._keepers.insert(0, keeper)
+
+    async def release(self) -> None:
+        """Ask the keepers to allow the removal of what may be removed now."""
+        end = self._removable_end()
+        for keeper in self._keepers:
+            await keeper.release(end)
+            end = min(end, keeper.released)
 
     async def run(self) -> None:
         """Call `look` every ``retention_interval_ms``, until cancelled; every second while appends are refused."""
         interval = self.age.config.retention_interval_ms / 1000
         while True:
             try:
-                if self.keeper is not None:
-                    await self.keeper.release(self._removable_end())
+                await self.release()
                 await self._emptied.note(self._removable_end())
                 self.look()
                 while self._first_offsets.advance(ADVANCED_A_TURN):
@@ -109,7 +129,7 @@ class Retention:
         self._emptied.note_now(self._removable_end())
         self._remove_old()
         self._warn_of_early()
-        self.space.admit_or_refuse()
+        self.space.admit_or_refuse(self._why_kept())
 
     def _removable_end(self) -> int:
         """Return the log position before which segments may be removed now."""
@@ -167,9 +187,19 @@ class Retention:
         if len(self._segments.items) < 2:
             return False
         removable_end = min(self._checkpointer.checkpointed, self._emptied.noted_to)
-        if self.keeper is not None:
-            removable_end = min(removable_end, self.keeper.released)
+        removable_end = min([removable_end, *[keeper.released for keeper in self._keepers]])
         return self._segments.items[0].end <= removable_end and (is_forced or self.age.may_go())
+
+    def _why_kept(self) -> str:
+        """Return which keeper holds back a removal that is due, and why; empty if none does."""
+        items = self._segments.items
+        if len(items) < 2 or not self.space.is_short:
+            return ""
+        keeper = min(self._keepers, key=lambda keeper: keeper.released, default=None)
+        if keeper is None or keeper.released >= items[0].end:
+            return ""
+        behind = items[-1].start - max(keeper.released, self._segments.start)
+        return f"{behind / (1 << 30):.1f} GiB of old records may not be removed yet: {keeper.reason}"
 
     def _update_after_removal(self) -> None:
         start = self._segments.start

@@ -211,7 +211,7 @@ class TopicRetention:
                 await trio.lowlevel.checkpoint()
             if not knows_end and queue.expired_to > queue.stored_from:
                 expiries.append(await self._make_expiry(queue, queue.expired_to))
-            if queue.first_offset < self._readers.end_offset(queue):
+            if queue.local_from < self._readers.end_offset(queue):
                 oldest_ms = await self._find_oldest_ms(queue, now_ms)
                 if oldest_ms < cutoff_ms:
                     queues_to_expire.append(queue)
@@ -222,14 +222,14 @@ class TopicRetention:
             end = await self._run_steps(self._find_first_kept(queue, cutoff_ms, now_ms))
             if end < 0 and is_new:
                 self._new.add(topic)
-            end = queue.first_offset + round((end - queue.first_offset) * share)
-            if end > queue.first_offset:
+            end = queue.local_from + round((end - queue.local_from) * share)
+            if end > queue.local_from:
                 expiries.append(await self._make_expiry(queue, end))
         return expiries
 
     async def _find_oldest_ms(self, queue: Queue, now_ms: int) -> int:
         """Return the store time of the oldest message of *queue*; 0 if it is not plausible."""
-        first_offset = queue.first_offset
+        first_offset = queue.local_from
         offset, known_ms = self._oldest.get(queue, NOTHING_KNOWN)
         if offset == first_offset:
             return known_ms
@@ -272,7 +272,7 @@ class TopicRetention:
 
         A message without a plausible time is as old as the next later message with one.
         """
-        low, high, budget = queue.first_offset, self._readers.end_offset(queue), Budget(LOOK_US)
+        low, high, budget = queue.local_from, self._readers.end_offset(queue), Budget(LOOK_US)
         _, since_ms = self._oldest.get(queue, NOTHING_KNOWN)
         while low < high:
             middle = (low + high) // 2

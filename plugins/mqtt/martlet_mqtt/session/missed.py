@@ -31,8 +31,8 @@ def topics_of_durable(rules: TopicRules, filters: Mapping[str, bytes]) -> set[st
 def count_missed(client: "Client") -> Awaitable[None] | None:
     """Count the messages that *client* missed, before its cursor moves; await the result, if not None, at any time."""
     session, broker = client.session, client.context.broker
-    first, steps = broker.store.first_position, broker.sessions.missed.count(PROTOCOL, session.state)
-    if session.position >= first:  # the log is complete; only topics with their own retention removed messages
+    first, steps = broker.store.oldest_position, broker.sessions.missed.count(PROTOCOL, session.state)
+    if session.position >= first:  # nothing is lost; only topics with their own retention removed messages
         return _count_rest(client, begin(steps))
     count = finish_now(steps)
     _note(client, count)
