@@ -446,7 +446,7 @@ class Cursors:
         feed, sweep = self._turns.take()
         if sweep.is_over:
             return
-        if sweep.is_cold:
+        if sweep.is_cold and not sweep.is_routing:
             nursery.start_soon(self._go_on, nursery, feed, sweep)
         else:
             await self._go_on(nursery, feed, sweep)

@@ -117,12 +117,17 @@ class CatchUpReader:
         """The number of times that the sweeps have read a queue."""
         return self._reads + sum(each.reads for each in self.running)
 
+    @property
+    def _cold_to(self) -> int:
+        """The log position before which sweeps may wait for the cold tier; 0 without one."""
+        return self._store.first_position if self._store.cold.tier is not None else 0
+
     def plan(self) -> list[Sweep]:
         """Begin sweeps for cursors that no sweep will reach soon; return the new sweeps."""
         new_sweeps: list[Sweep] = []
         for sweeps in self._kinds:
             if sweeps.waiting and self.reader is not None:
-                new_sweeps += sweeps.plan(self.reader.readers.readable)
+                new_sweeps += sweeps.plan(self.reader.readers.readable, self._cold_to)
         return new_sweeps
 
     def end(self) -> None:
@@ -141,7 +146,7 @@ class CatchUpReader:
     async def go_on(self, sweep: Sweep) -> bool:
         """Do a slice of *sweep*; return whether it has reached the tail."""
         sweeps = self._by_code if sweep in self._by_code.running else self._whole
-        is_at_tail = await sweeps.go_on(sweep)
+        is_at_tail = await sweeps.go_on(sweep, self._cold_to)
         if sweep not in sweeps.running and not sweep.is_over:
             self._viewed += sweep.viewed
             self._reads += sweep.reads

@@ -104,9 +104,8 @@ class Sweep:
 
     @property
     def is_cold(self) -> bool:
-        """Whether the next slice may have to wait for the cold tier."""
-        store = self._store
-        return store.cold.tier is not None and self._routing is None and self.swept_to < store.first_position
+        """Whether the next records may have to come from the cold tier."""
+        return self._store.cold.tier is not None and self.swept_to < self._store.first_position
 
     @property
     def is_routing(self) -> bool:

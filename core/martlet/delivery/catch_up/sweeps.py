@@ -18,7 +18,7 @@ REACH: Final = 3
 NEAR_BYTES: Final = 1 << 20
 # A cursor that has just missed a sweep begins a new one only after that sweep is ahead by this part of its distance.
 MISSED_PART: Final = 16
-SWEEPS_MAX: Final = 2  # in each class of distances
+SWEEPS_MAX: Final = 2  # in each class of distances, of those that may wait for the cold tier and of others
 Entry: TypeAlias = tuple[int, int, Cursor]  # (position where it begins, its number, the cursor)
 
 
@@ -75,31 +75,36 @@ class Sweeps:
         self.waiting = WaitingCursors()
         self._make_sweep = begin
 
-    def plan(self, tail: int) -> list[Sweep]:
-        """Begin sweeps for waiting cursors that no sweep will reach soon; return the new sweeps."""
-        counts = Counter(distance_class(tail - each.swept_to) for each in self.running)
+    def plan(self, tail: int, cold_to: int = 0) -> list[Sweep]:
+        """Begin sweeps for waiting cursors that no sweep will reach soon; return the new sweeps.
+
+        A sweep before log position *cold_to* waits for the cold tier, so no cursor after it waits for such a sweep.
+        """
+        counts = Counter((each.swept_to < cold_to, distance_class(tail - each.swept_to)) for each in self.running)
         new_sweeps: list[Sweep] = []
-        for start in reversed(self._new_sweep_starts(tail)):
-            nearness = distance_class(tail - start)
-            if counts[nearness] < SWEEPS_MAX:
-                counts[nearness] += 1
+        for start in reversed(self._new_sweep_starts(tail, cold_to)):
+            kind = start < cold_to, distance_class(tail - start)
+            if counts[kind] < SWEEPS_MAX:
+                counts[kind] += 1
                 new_sweeps.append(self._make_sweep(start))
         self.running += new_sweeps
         return new_sweeps
 
-    def _new_sweep_starts(self, tail: int) -> list[int]:
+    def _new_sweep_starts(self, tail: int, cold_to: int = 0) -> list[int]:
         """Return the positions where sweeps have to begin, ascending, so that each waiting cursor is served by one."""
         first_waiting_from, starts = self.waiting.first_from, list[int]()
         positions = [each.swept_to for each in self.running if not each.has_met]
         active_positions = [each.swept_to for each in self.running if each.cursors]
         start = first_waiting_from(0)
         while start < NEVER:
-            nearest_behind = max((each for each in (*positions, *starts) if each <= start), default=NEVER)
+            least = cold_to if start >= cold_to else 0
+            nearest_behind = max((each for each in (*positions, *starts) if least <= each <= start), default=NEVER)
             served_to = (nearest_behind + REACH * tail + NEAR_BYTES) // (1 + REACH)
             nearest_ahead = min((each for each in active_positions if each > start), default=NEVER)
             if nearest_behind < NEVER and (start <= served_to or start >= tail):
                 # A sweep behind reaches this cursor soon.
-                start = first_waiting_from(max(start, served_to) + 1)
+                served_to = max(start, served_to)
+                start = first_waiting_from(min(served_to + 1, cold_to) if start < cold_to else served_to + 1)
             elif nearest_ahead - start < (tail - start) // MISSED_PART:
                 # The cursor has just missed a sweep: wait, so that it does not follow that sweep with one of its own.
                 start = first_waiting_from(nearest_ahead)
@@ -107,28 +112,34 @@ class Sweeps:
                 starts.append(start)
         return starts
 
-    async def go_on(self, sweep: Sweep) -> bool:
-        """Do a slice of *sweep*; return whether it has reached the tail. A sweep that is over leaves ``running``."""
+    async def go_on(self, sweep: Sweep, cold_to: int = 0) -> bool:
+        """Do a slice of *sweep*; return whether it has reached the tail. A sweep that is over leaves ``running``.
+
+        No cursor from log position *cold_to* on joins a sweep before it.
+        """
+        reach = sweep.swept_to + AHEAD_BYTES
+        if sweep.swept_to < cold_to:
+            reach = min(reach, cold_to)
         if sweep.has_met:
             self._release_cursors(sweep)
             return False
-        if not self._add_near_cursors(sweep):
+        if not self._add_near_cursors(sweep, reach):
             return False
         if not sweep.cursors:
             self.running.remove(sweep)
             return False
-        limit = self.waiting.first_from(sweep.swept_to + AHEAD_BYTES)
+        limit = self.waiting.first_from(reach)
         for other in self.running:
             if other is not sweep and other.swept_to >= sweep.swept_to and other.cursors:
                 other.has_met = other.has_met or other.swept_to == sweep.swept_to
                 limit = min(limit, other.swept_to)
         return await sweep.go_on(limit)
 
-    def _add_near_cursors(self, sweep: Sweep) -> bool:
-        """Let cursors join *sweep* that it has nearly reached; return False if more such cursors are left."""
+    def _add_near_cursors(self, sweep: Sweep, reach: int) -> bool:
+        """Let cursors before log position *reach* join *sweep*; return False if more such cursors are left."""
         if sweep.is_routing:
             return True
-        cursors, are_all = slice_of(self.waiting.between(sweep.swept_to, sweep.swept_to + AHEAD_BYTES))
+        cursors, are_all = slice_of(self.waiting.between(sweep.swept_to, reach))
         for cursor in cursors:
             self.waiting.remove(cursor)
             sweep.take(cursor)
