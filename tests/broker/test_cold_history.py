@@ -16,6 +16,7 @@ from tests.wire_clients.remoting import RemotingClient
 
 from martlet.delivery import feed
 from martlet.delivery.subscriptions import Start, from_earliest, from_offset
+from martlet.groups.handing_out import dead_letters
 from martlet.message import Message, encode_properties
 from martlet.records.codec import decode_records
 from martlet.store import Queue
@@ -66,6 +67,12 @@ async def world(directory: Path) -> AsyncIterator[World]:
     clock = ManualClock()
     async with all_protocols(directory, store=STORE, clock=clock) as protocols:
         yield World(protocols, clock)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait in real time for *condition*, which the broker reaches by trying again."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.001)
 
 
 # ---- RocketMQ: pulls
@@ -169,6 +176,39 @@ async def test_rocketmqs_look_ups_know_the_cold_messages(tmp_path: Path) -> None
             assert await ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, "offset", timestamp=str(ms)) == offset
         queue.expire_to(10)
         assert await ask(RequestCode.GET_MIN_OFFSET, "offset") == 10
+
+
+async def test_a_new_group_asks_the_tier_nothing_to_learn_where_it_begins(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.bury("T")
+        ext = {"topic": "T", "queueId": "0", "consumerGroup": "G"}
+        answer = await made.protocols.remoting().ask(RequestCode.QUERY_CONSUMER_OFFSET, dict(ext))
+        assert (answer.code, made.tier.asked) == (ResponseCode.QUERY_NOT_FOUND, [])
+
+
+async def test_a_dead_letter_of_a_cold_message_waits_for_the_tier_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
+    async with world(tmp_path) as made:
+        await made.bury("orders")
+        cold, hot = await made.protocols.stomp.connect(), await made.protocols.stomp.connect()
+        await cold.subscribe("/queue/orders", "client-individual", prefetch_count="1")
+        (message,) = await cold.messages(1)
+        made.tier.failure = OSError("connection reset")
+        await cold.nack(message, requeue="false")
+        await hot.subscribe("/queue/other", "client-individual", prefetch_count="1")
+        await hot.publish("/queue/other", b"fresh")
+        (other,) = await hot.messages(1)
+        await hot.nack(other, requeue="false")
+
+        def letters() -> list[bytes]:
+            return [record.body for record in made.protocols.stomp.records("stomp_dead_letters")]
+
+        await until(lambda: letters() == [b"fresh"])
+        await until(lambda: "cannot be read, retrying" in caplog.text)
+        made.tier.failure = None
+        await until(lambda: letters() == [b"fresh", BODIES[0]])
 
 
 async def test_a_cold_message_is_found_by_key_and_by_id_and_can_be_sent_back(tmp_path: Path) -> None:
@@ -328,6 +368,24 @@ async def test_messages_in_flight_are_sent_again_from_the_tier(tmp_path: Path) -
         assert await back(made, COUNT) == BODIES
 
 
+async def test_a_session_is_told_what_the_tier_has_removed(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await away(made, "#")
+        made.publish("mqtt", *BODIES)
+        await remove_sealed(made.store)
+        made.tier.drop_before(made.store.queue("mqtt", 0), 10)
+        assert await back(made, COUNT - 10) == BODIES[10:]
+        assert made.protocols.mqtt.context.counters.missed == 10
+
+
+async def test_a_shared_subscription_gets_what_came_while_its_members_were_away(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await away(made, "$share/g/#")
+        made.publish("mqtt", *BODIES)
+        await remove_sealed(made.store)
+        assert await back(made, COUNT) == BODIES
+
+
 async def test_a_session_waits_for_a_tier_that_is_down_and_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,8 +404,7 @@ async def test_a_session_waits_for_a_tier_that_is_down_and_delays_no_other(
         assert await near.payloads(1) == [b"new"], "another session that is behind does not wait for the tier"
         made.tier.failure = OSError("connection reset")
         made.tier.gate.set()
-        while made.store.cold.failed_reads < 3:  # noqa: ASYNC110 - the sweep tries again
-            await trio.sleep(0.001)
+        await until(lambda: made.store.cold.failed_reads >= 3)
         made.tier.failure = None
         found: list[bytes] = []
         while len(found) < COUNT + 1:

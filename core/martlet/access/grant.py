@@ -109,6 +109,11 @@ class TopicOffsets(_Grant):
         queue = self._queue(queue_id)
         return -1 if queue is None else (yield from self._store.lookup.position_at(queue, offset))
 
+    def is_cold(self, queue_id: int, offset: int) -> bool:
+        """Return whether only the cold tier has message *offset*."""
+        queue = self._queue(queue_id)
+        return queue is not None and offset < queue.local_from and self._store.cold.has(queue, offset)
+
     @property
     def readable(self) -> int:
         """The log position before which everything is readable."""

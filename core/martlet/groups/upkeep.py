@@ -52,6 +52,7 @@ class Upkeep:
         self._positions_to_check: list[SharedGroup] = []
         self._check_dropped_at = math.inf  # time of the next check whether dropped queues are stored
         self._log_moved = False
+        self._is_storing_far = False  # whether a task stores dead letters of messages far behind the tail
         self._work = trio.Event()
         owner.store.readable_end.on_moved.append(self._note_flushed)
 
@@ -107,9 +108,14 @@ class Upkeep:
 
     async def run(self) -> None:
         """Handle groups that are due, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            await self._handle_due(nursery)
+
+    async def _handle_due(self, nursery: trio.Nursery) -> None:
+        """Handle groups that are due, until cancelled; dead messages are read in a task of *nursery*."""
         dead_letters = self._owner.dead_letters
         while True:
-            if not (self._has_work or self._log_moved or dead_letters.far):
+            if not (self._has_work or self._log_moved):
                 with trio.move_on_at(min(self._alarms.next_at, self._check_dropped_at, self._check_positions_at)):
                     await self._work.wait()
             self._work = trio.Event()
@@ -120,7 +126,19 @@ class Upkeep:
             if self._has_work or min(self._check_dropped_at, self._check_positions_at) <= now:
                 self.tick(now)
                 await trio.lowlevel.checkpoint()
-            await dead_letters.store_far()
+            if dead_letters.far and not self._is_storing_far:
+                self._is_storing_far = True
+                nursery.start_soon(self._store_far)
+
+    async def _store_far(self) -> None:
+        """Store the dead letters of messages that a thread or the cold tier reads."""
+        dead_letters = self._owner.dead_letters
+        try:
+            while dead_letters.far:
+                await dead_letters.store_far()
+                await trio.lowlevel.checkpoint()
+        finally:
+            self._is_storing_far = False
 
     @property
     def _has_work(self) -> bool:

@@ -113,10 +113,11 @@ class MemoryTier:
                 store.cold.keep(kept.queue, RecordView(kept.records[0]).queue_offset)
 
     def drop_before(self, queue: Queue, offset: int) -> None:
-        """Remove the messages of *queue* before *offset*, as the tier's own retention."""
+        """Remove the messages of *queue* before *offset*, as the tier's own retention; some later ones stay."""
         kept = self._kept[queue.topic, queue.queue_id]
         del kept.records[: kept.index(_queue_offset, offset)]
-        self._store.cold.keep(queue, offset)
+        self._from_position = max(self._from_position, RecordView(kept.records[0]).position)
+        self._tell()
 
     # ---- answers
 

@@ -84,7 +84,7 @@ class DeadLetters:
             del self.far[queue, offset]
             try:
                 await self._store_one_far(queue, offset)
-            except (OSError, StoreError) as error:
+            except (OSError, StoreError, Refused) as error:
                 log.error(
                     "a dead message of group %r cannot be read, retrying in %g s; %s",
                     queue.context.group,

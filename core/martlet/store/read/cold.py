@@ -30,6 +30,8 @@ logger = logging.getLogger("martlet.store")
 
 # A tier's own deadlines are shorter; this one is for a tier that has none, or does not keep them.
 ANSWER_S: Final = 15.0
+# Pause between log lines about failures: many consumers may read at the same time.
+LOG_S: Final = 60.0
 # Internal topics of RocketMQ, which only the broker reads.
 INTERNAL_PREFIXES: Final = (OWN_PREFIX, "rmq_sys_", "RMQ_SYS_TRANS_")
 INTERNAL: Final = frozenset({SCHEDULE_TOPIC, "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"})
@@ -158,6 +160,7 @@ class ColdRecords:
         self.from_position = NOTHING_COLD
         self.failed_reads = 0
         self._queues = queues
+        self._log_at = 0.0  # time of the next log line about a failure, on trio's clock
 
     # ---- what the tier has
 
@@ -275,11 +278,19 @@ class ColdRecords:
             self.failed_reads += 1
             raise
         except Exception as error:
-            logger.exception("cold tier %r failed", self._of().name)
+            self._log(error)
             raise self._failure(f"{type(error).__name__}: {error}") from error
         self.failed_reads += 1
         text = f"cold tier {self._of().name!r} did not answer within {ANSWER_S:g} s; try again"
         raise Refused(Reason.BUSY, text)
+
+    def _log(self, error: Exception) -> None:
+        """Log *error* of the tier, unless one was logged lately; with its origin, if it is no error of a connection."""
+        now = trio.current_time()
+        if now >= self._log_at:
+            self._log_at = now + LOG_S
+            origin = None if isinstance(error, OSError) else error
+            logger.error("cold tier %r failed; %s: %s", self._of().name, type(error).__name__, error, exc_info=origin)
 
     def _failure(self, why: str) -> Refused:
         self.failed_reads += 1

@@ -92,6 +92,7 @@ class Retention:
         self._early = 0, "", 0, 0.0
         self._early_warning_at = 0.0
         self._keepers: list[Keeper] = []
+        self._refusing: Keeper | None = None  # the first one that did not release all that it was asked for
 
     def add_keeper(self, keeper: Keeper) -> None:
         """Let *keeper* keep records, too.
@@ -102,10 +103,11 @@ class Retention:
 
     async def release(self) -> None:
         """Ask the keepers to allow the removal of what may be removed now."""
-        end = self._removable_end()
+        end, self._refusing = self._removable_end(), None
         for keeper in self._keepers:
             await keeper.release(end)
-            end = min(end, keeper.released)
+            if keeper.released < end:
+                self._refusing, end = self._refusing or keeper, keeper.released
 
     async def run(self) -> None:
         """Call `look` every ``retention_interval_ms``, until cancelled; every second while appends are refused."""
@@ -192,14 +194,12 @@ class Retention:
 
     def _why_kept(self) -> str:
         """Return which keeper holds back a removal that is due, and why; empty if none does."""
-        items = self._segments.items
-        if len(items) < 2 or not self.space.is_short:
-            return ""
-        keeper = min(self._keepers, key=lambda keeper: keeper.released, default=None)
-        if keeper is None or keeper.released >= items[0].end:
+        items, keeper = self._segments.items, self._refusing
+        if keeper is None or not self.space.is_short or keeper.released >= items[0].end:
             return ""
         behind = items[-1].start - max(keeper.released, self._segments.start)
-        return f"{behind / (1 << 30):.1f} GiB of old records may not be removed yet: {keeper.reason}"
+        size = f"{behind / (1 << 30):.1f} GiB" if behind >= 1 << 30 else f"{behind / (1 << 20):.1f} MiB"
+        return f"{size} of old records may not be removed yet: {keeper.reason}"
 
     def _update_after_removal(self) -> None:
         start = self._segments.start

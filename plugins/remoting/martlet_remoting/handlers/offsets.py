@@ -58,6 +58,8 @@ def _first_offset(command: Command, grant: ConsumeGrant, queue_id: int) -> Steps
 def begins_near(grant: ConsumeGrant, queue_id: int) -> Steps[bool]:
     """Return whether offset 0 of the queue still exists and little was written since."""
     topic_offsets = grant.topic_offsets()
+    if topic_offsets.is_cold(queue_id, 0):
+        return False
     return (
         topic_offsets.first_offset(queue_id) == 0 and (yield from topic_offsets.bytes_since(queue_id, 0)) <= NEAR_BYTES
     )
