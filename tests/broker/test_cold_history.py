@@ -230,6 +230,55 @@ async def test_a_cold_message_is_found_by_key_and_by_id_and_can_be_sent_back(tmp
         assert retry.next_offset == 1
 
 
+async def test_administrators_count_cold_messages(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        await made.bury("T")
+        made.broker.groups.ensure("G")
+        made.broker.groups.offsets.commit("G", "T", 0, 5)
+        client = made.protocols.remoting()
+        answer = await client.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"})
+        assert b'"minOffset":0' in answer.body
+        assert b'"maxOffset":%d' % COUNT in answer.body
+        answer = await client.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "G", "topic": "T"})
+        assert b'"consumerOffset":5' in answer.body
+        assert b'"lastTimestamp":%d' % (made.begin_ms + 4 * STEP_MS) in answer.body
+
+
+async def test_a_topic_keeps_a_queue_with_only_cold_messages(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        made.broker.topics.ensure("T", 4)
+        made.broker.groups.ensure("G")
+        made.broker.groups.offsets.commit("G", "T", 3, 1)
+        for _ in range(3):
+            made.broker.publish(Message("T", b"old", queue_id=3))
+        made.publish("T", *BODIES)
+        await remove_sealed(made.store)
+        queue = made.store.queue("T", 3)
+        assert (queue.first_offset, queue.local_from, queue.next_offset) == (0, 3, 3)
+        assert made.broker.topics.used_queues("T") == 4
+        topic = made.broker.topics.get("T")
+        assert topic is not None
+        unread = await made.broker.turns.finish(made.broker.draining.unread(topic, 1))
+        assert (unread.messages, unread.ends) == (2, [(queue, 3)])
+        queue.expire_to(3)
+        assert made.broker.topics.used_queues("T") == 1
+
+
+async def test_a_session_in_the_cold_range_keeps_a_topic_from_losing_queues(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        made.broker.topics.ensure("mqtt", 2)
+        await away(made, "#")
+        for _ in range(3):
+            properties = encode_properties({"TAGS": "a"})
+            made.broker.publish(Message("mqtt", b"old", properties, queue_id=1))
+        made.publish("mqtt", *BODIES)
+        await remove_sealed(made.store)
+        topic = made.broker.topics.get("mqtt")
+        assert topic is not None
+        unread = await made.broker.turns.finish(made.broker.draining.unread(topic, 1))
+        assert unread.messages == 3
+
+
 # ---- RocketMQ: pops
 
 

@@ -18,7 +18,6 @@ from martlet.delivery import beginnings
 from martlet.delivery import cursor as cursor_module
 from martlet.delivery.catch_up import departures, sweep, sweeps
 from martlet.delivery.catch_up.departures import FILTERS_A_TURN
-from martlet.delivery.catch_up.sweep import Sweep
 from martlet.delivery.catch_up.sweeps import Sweeps
 from martlet.delivery.cursor import Cursor, CursorPlace, Permit
 from martlet.delivery.fanout import Encoding, parts
@@ -194,9 +193,9 @@ async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypat
     for kind, step in ((Sweeps, "_add_near_cursors"), (Feed, "_join_cursors")):
         original = getattr(kind, step)
 
-        def noted(owner: object, each: Sweep, original: Callable[[object, Sweep], object] = original) -> object:
+        def noted(owner: object, *arguments: object, original: Callable[..., object] = original) -> object:
             added.append(0)
-            return original(owner, each)
+            return original(owner, *arguments)
 
         monkeypatch.setattr(kind, step, noted)
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:

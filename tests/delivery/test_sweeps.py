@@ -262,3 +262,17 @@ async def test_cursors_beyond_the_readable_end_need_one_sweep() -> None:
             client.cursor.move_to(CursorPlace.BEHIND, 5000 * (number + 1))
             planned.waiting.add(client.cursor)
         assert planned._new_sweep_starts(1000) == [5000]
+
+
+async def test_no_cursor_that_needs_only_the_log_waits_for_a_sweep_that_waits_for_the_cold_tier() -> None:
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed, _ = feed_of(broker), await filled(broker, 10)
+        clients = [Client(feed, "#", position=0) for _ in range(5)]
+        planned = Sweeps(lambda start: pytest.fail(f"a sweep begins at {start}"))
+        for number, client in enumerate(clients):
+            client.cursor.close()
+            client.cursor.move_to(CursorPlace.BEHIND, 1000 * (number + 1))
+            planned.waiting.add(client.cursor)
+        assert planned._new_sweep_starts(1 << 20) == [1000]
+        assert planned._new_sweep_starts(1 << 20, cold_to=3000) == [1000, 3000]
+        assert planned._new_sweep_starts(1 << 20, cold_to=1 << 19) == [1000]

@@ -1,6 +1,9 @@
 """Records that retention removed are read from a cold tier, where there is one, as if the log still had them."""
 
+import ast
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -447,6 +450,43 @@ async def test_a_closed_reader_gets_nothing_from_the_tier(open_store: OpenStore,
         tier.gate.set()
         await trio.testing.wait_all_tasks_blocked()
         assert (consumer.ready, consumer.reader.has_read) == ([], False)
+
+
+# ---- the page
+
+
+def users_of_offsets() -> dict[str, set[str]]:
+    """The modules that use one of the two first offsets of a queue, and which."""
+    root, found = Path(__file__).parents[2], dict[str, set[str]]()
+    for pattern in ("core/martlet", "plugins/*/martlet_*", "spark_connector/martlet_spark"):
+        for top in root.glob(pattern):
+            for file in top.rglob("*.py"):
+                used = {
+                    node.attr
+                    for node in ast.walk(ast.parse(file.read_text()))
+                    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+                } & {"first_offset", "local_from"}
+                if used:
+                    found[str(file.relative_to(top.parent))] = used
+    return found
+
+
+def test_the_page_says_of_every_user_of_a_first_offset_which_one_it_uses() -> None:
+    page = (Path(__file__).parents[2] / "docs/store.md").read_text()
+    rows = dict(re.findall(r"^\| `(martlet[\w/]*\.py)` \| ([\w, ]+) \| .+ \|$", page, re.MULTILINE))
+    both = {"first_offset", "local_from"}
+    meaning = {
+        "tiered": {"first_offset"},
+        "internal": {"first_offset"},
+        "neither": {"first_offset"},
+        "local": {"local_from"},
+        "both": both,
+        "tiered, local": both,
+        "local, tiered": both,
+    }
+    users = users_of_offsets()
+    users["martlet/store/queues/queues.py"] = both  # it sets them
+    assert {module: meaning[what] for module, what in rows.items()} == users
 
 
 # ---- messages without a tier
