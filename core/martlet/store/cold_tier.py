@@ -12,7 +12,7 @@ class ColdTier(ColdReader, Keeper, Protocol):
     """Keeps copies of records, so that retention may remove them from the log and consumers still read them.
 
     Retention removes no record before the tier has released it. The tier tells what it has with `ColdRecords.keep` and
-    ``ColdRecords.from_position`` (``store.cold``). All methods are called on the event loop.
+    ``ColdRecords.from_position`` (``Store.cold``). All methods are called on the event loop.
     """
 
     async def begin(self) -> None:

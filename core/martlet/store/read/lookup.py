@@ -339,7 +339,7 @@ class Lookup:
         cold, left, start = self._readers.cold, max_count - len(records), self._segments.start
         if cold.tier is not None and left > 0 and size <= bytes_max:
             older = yield from wait_for(partial(cold.records_by_key, topic, key, left, begin_ms, end_ms, start))
-            known = {RecordView(data).position for data in records}  # retention may have removed them just now
+            known = {RecordView(data).position for data in records}  # retention may have removed them since
             records = _cut([*records, *[each for each in older if RecordView(each).position not in known]], bytes_max)
         return KeyQueryResult(records, keys.store_ms, keys.position)
 
