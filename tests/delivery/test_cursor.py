@@ -433,7 +433,7 @@ async def test_what_retention_removed_is_skipped() -> None:
         for number in range(10):
             send(broker, "a", str(number))
         await settle(broker)
-        broker.store.queue("t", 0).first_offset = 6
+        broker.store.queue("t", 0).store_from(6)
         client = Client(feed, "#", position=0)
         await settle(broker)
         assert client.take() == ["6", "7", "8", "9"]

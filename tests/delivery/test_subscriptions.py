@@ -60,7 +60,7 @@ async def test_a_start_is_kept_within_the_queue(start: Callable[..., int], first
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, *(b"%d" % n for n in range(6)))
-        broker.store.queue("t", 0).first_offset = 2  # as retention leaves it
+        broker.store.queue("t", 0).store_from(2)  # as retention leaves it
         collector = subscribe(broker, "t", start=start)
         assert collector.subscription.cursor(0) == first
         assert await collector.drain() == [f"0:{n}:{n}" for n in range(first, 6)]
@@ -228,7 +228,7 @@ async def test_what_retention_removed_is_skipped() -> None:
         broker.topics.ensure("t", 1)
         collector = subscribe(broker, "t", credit=0)
         publish(broker, "t", 0, *(b"%d" % n for n in range(9)))
-        broker.store.queue("t", 0).first_offset = 6
+        broker.store.queue("t", 0).store_from(6)
         collector.subscription.add_credit(100)
         assert await collector.drain() == ["0:6:6", "0:7:7", "0:8:8"]
 

@@ -155,7 +155,7 @@ async def test_a_message_that_retention_removed_is_settled() -> None:
         publish(broker, "red", "blue", "red")
         assert len(take(red)) == 2
         red.leave()
-        broker.store.queue("t", 0).first_offset = 1
+        broker.store.queue("t", 0).store_from(1)
         again = join(broker, "red", credit=5)
         assert take(again) == ["0:2:red"]
         broker.store.committer.commit()

@@ -568,7 +568,7 @@ async def test_messages_that_retention_removed_are_not_waited_for() -> None:
         one, two = Competitor(broker), Competitor(broker)
         publish(broker, "t", 0, b"a", b"b")
         one.turn()
-        broker.store.queue("t", 0).first_offset = 1
+        broker.store.queue("t", 0).store_from(1)
         one.member.leave()
         assert two.turn() == ["0:1:b"]
         broker.store.committer.commit()

@@ -95,7 +95,7 @@ async def test_a_new_group_decides_itself_on_an_old_queue(harness: Harness, monk
     monkeypatch.setattr(offsets, "NEAR_BYTES", 500)
     assert (await query(client))[0] == ResponseCode.QUERY_NOT_FOUND
     monkeypatch.setattr(offsets, "NEAR_BYTES", 1 << 30)
-    harness.store.queue("T", 0).first_offset = 1
+    harness.store.queue("T", 0).store_from(1)
     assert (await query(client))[0] == ResponseCode.QUERY_NOT_FOUND
 
 

@@ -201,7 +201,7 @@ async def test_the_status_of_an_empty_read_gives_the_reason(open_store: OpenStor
     assert store.readers.read(queue, 0, 1, 1).status is ReadStatus.EMPTY
     assert store.readers.read(queue, 7, 1, 1).next_offset == 0
     fill(store, 3)
-    queue.first_offset = 1
+    queue.store_from(1)
     for offset, status, goes_on in [(0, "TOO_SMALL", 1), (3, "AT_END", 3), (9, "BEYOND_END", 3)]:
         result = store.readers.read(queue, offset, 1, 1000)
         assert (result.status.name, result.next_offset) == (status, goes_on)
