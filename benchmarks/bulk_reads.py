@@ -259,7 +259,7 @@ def talk(port: int, count: int) -> list[float]:
 
 
 def cost_of_checks(options: argparse.Namespace) -> None:
-    from martlet_spark.read.records import Records
+    from martlet_columns.records import Records
 
     print(f"{'reader, us a message':26}{'starts':>10}{'queue':>10}{'CRCs':>10}")
     for body in BODIES:

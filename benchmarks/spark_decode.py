@@ -14,9 +14,10 @@ from typing import Any
 
 from martlet.message import Message, encode_properties
 from martlet.records.codec import encode_record
-from martlet_spark.columns import COLUMNS, DEFAULT
-from martlet_spark.read.decode import Decoder
-from martlet_spark.read.records import Records
+from martlet_columns.decode import Decoder
+from martlet_columns.records import Records
+from martlet_columns.schema import COLUMNS
+from martlet_spark.columns import DEFAULT
 
 HOST = bytes((127, 0, 0, 1, 0, 0, 0x2A, 0x9F))
 ROUNDS = 7

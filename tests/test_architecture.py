@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[1]
-PRODUCT: Final = ("core/martlet", "plugins/*/martlet_*", "spark_connector/martlet_spark")
+PRODUCT: Final = ("core/martlet", "plugins/*/martlet_*", "spark_connector/martlet_spark", "columns/martlet_columns")
 PAGE: Final = (ROOT / "docs/architecture.md").read_text()
 ROWS: Final = dict(re.findall(r"^\| `([\w/]+)/` \| (.+) \|$", PAGE, re.MULTILINE))
 PACKAGES: Final = sorted(

@@ -82,7 +82,7 @@ def test_a_page_needs_the_tests_that_name_it() -> None:
 
 def test_the_spark_connector_needs_its_tests_and_those_that_name_spark() -> None:
     own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/spark").glob("test_*.py")}
-    for changed in ("spark_connector/martlet_spark/columns.py", "tests/spark/stored.py", "examples/spark/stats.py"):
+    for changed in ("spark_connector/martlet_spark/columns.py", "tests/spark/proxy.py", "examples/spark/stats.py"):
         needed = set(needed_tests(ROOT, [changed, "CHANGELOG.md"]))
         assert own | {"tests/interop/test_spark.py", "tests/cli/test_spark_source.py", *ALWAYS} <= needed
         assert not any(path.startswith("tests/store/") for path in needed)

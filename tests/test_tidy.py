@@ -16,6 +16,7 @@ PACKAGES = (
     "martlet",
     "martlet_acl",
     "martlet_client",
+    "martlet_columns",
     "martlet_filter_sql92",
     "martlet_mqtt",
     "martlet_remoting",

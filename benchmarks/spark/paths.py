@@ -10,9 +10,9 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from martlet_columns.decode import Decoder
 from martlet_spark.read import exchange
 from martlet_spark.read import task as reading
-from martlet_spark.read.decode import Decoder
 from martlet_spark.source import MartletDataSource
 
 __all__ = ["PullsSource", "TuplesSource"]

@@ -1,6 +1,6 @@
-//! Decodes stored records into Arrow columns, for the executors of Spark.
+//! Decodes stored records into Arrow columns, for the executors of Spark and for archives.
 //!
-//! The twins are in `martlet_spark.read`: `record_starts` and `doubtful_records` (`records.py`), `gather_usual`
+//! The twins are in `martlet_columns`: `record_starts` and `doubtful_records` (`records.py`), `gather_usual`
 //! (`vectors.py`).
 
 use memchr::memchr;

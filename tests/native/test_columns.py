@@ -11,11 +11,12 @@ from tests.native.kernel import kernel_of
 from martlet.message import Message
 from martlet.records.codec import encode_record, with_room_for_record_crc, write_record_crc
 from martlet.records.layout import HEAD_BYTES
-from martlet_spark.columns import COLUMNS, DEFAULT, MS_MAX, MS_MIN
-from martlet_spark.errors import ReadError
-from martlet_spark.read.decode import VECTOR_MIN, Decoder
-from martlet_spark.read.records import Records, doubtful_records, record_starts
-from martlet_spark.read.vectors import gather_usual
+from martlet_columns.decode import VECTOR_MIN, Decoder
+from martlet_columns.errors import RecordError
+from martlet_columns.records import Records, doubtful_records, record_starts
+from martlet_columns.schema import COLUMNS, MS_MAX, MS_MIN
+from martlet_columns.vectors import gather_usual
+from martlet_spark.columns import DEFAULT
 
 IPV4, IPV6 = b"\x7f\0\0\x01\0\0\x30\x39", bytes(range(20))
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -90,7 +91,7 @@ def test_records_become_the_same_rows(
     data = damaged(stored(messages), damages)
     try:
         records = Records(data)
-    except ReadError:
+    except RecordError:
         return
     kernel, python = (_decoder(tuple(names), function) for function in (kernel_of(gather_usual), gather_usual))
     outcomes: list[Any] = []
@@ -99,7 +100,7 @@ def test_records_become_the_same_rows(
             batch = _decoded(decoder, records)
             batch.validate(full=True)
             outcomes.append((batch.to_pylist(), batch.schema, decoder.undecoded))
-        except ReadError as error:
+        except RecordError as error:
             outcomes.append(str(error))
     assert outcomes[0] == outcomes[1]
 

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from martlet.cli.main import main
-from martlet_spark.columns import COLUMNS
+from martlet_columns.schema import COLUMNS
 from martlet_spark.errors import PipelineError
 from martlet_spark.pipelines.archive import Archive, archive
 from martlet_spark.pipelines.commits import open_commits

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from martlet_spark.columns import COLUMNS
+from martlet_columns.schema import COLUMNS
 from martlet_spark.errors import PipelineError
 from martlet_spark.pipelines.archive_log import ArchiveLog, RowPlace, advance, kind_of, open_log, slices
 from martlet_spark.pipelines.archive_reader import BatchPace, read_slice

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
+from martlet_columns.schema import COLUMNS
 from martlet_spark import options
-from martlet_spark.columns import COLUMNS, DEFAULT
+from martlet_spark.columns import DEFAULT
 from martlet_spark.options import BATCH, CLUSTER, SINK, SOURCE, STREAM, Option
 from martlet_spark.write.columns import SINK_COLUMNS
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import orjson
 import pytest
+from tests.columns.stored import stored, usual
 
 from martlet.errors import RemoteProtocolError
 from martlet.message import Message
@@ -21,8 +22,6 @@ from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
 from martlet_spark.read.progress import RangeProgress
 from martlet_spark.read.task import RangeReader
-
-from .stored import stored, usual
 
 QUEUE = MessageQueue("Orders", "b", 3)
 MOVED = ResponseCode.PULL_OFFSET_MOVED

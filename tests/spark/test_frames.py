@@ -3,21 +3,20 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.columns.stored import HOST, stored, usual
 
 from martlet.message import Message
 from martlet.records.codec import encode_record
+from martlet_columns.decode import VECTOR_MIN, Decoder
+from martlet_columns.records import Records
+from martlet_columns.schema import COLUMNS
 from martlet_remoting.wire.batches import BatchMessage, encode_batch
 from martlet_remoting.wire.inner_batches import INNER_BATCH
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import ReadError
-from martlet_spark.read.decode import VECTOR_MIN, Decoder
 from martlet_spark.read.frames import BUFFER_BYTES, BYTES_ENOUGH, FrameBodies, FramePart
 from martlet_spark.read.planner import Range
 from martlet_spark.read.progress import RangeProgress
-from martlet_spark.read.records import Records
-
-from .stored import HOST, stored, usual
 
 
 def frame(queue: int, first: int, count: int, body: bytes = b"body") -> bytes:

@@ -5,17 +5,17 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.columns.stored import HOST, STORE_MS, stored, usual
 
 from martlet.message import Message, decode_properties, encode_properties
+from martlet_columns.decode import VECTOR_MIN, Decoder
+from martlet_columns.records import Records
+from martlet_columns.schema import COLUMNS
 from martlet_remoting.wire.batches import BatchMessage, encode_batch
 from martlet_remoting.wire.inner_batches import INNER_BATCH
-from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import ReadError
-from martlet_spark.read.decode import VECTOR_MIN, Decoder
 from martlet_spark.read.inner_batches import unrolled
-from martlet_spark.read.records import Records
-
-from .stored import HOST, STORE_MS, stored, usual
+from martlet_spark.read.received import check_range
 
 WIDE_HOST = bytes(15) + b"\x01\x00\x00\x2a\x9f"
 
@@ -45,7 +45,7 @@ def records(*parts: tuple[int, Message], store_host: bytes = HOST) -> Records:
 @pytest.mark.parametrize("host", [HOST, WIDE_HOST])
 def test_a_batch_becomes_its_messages(sys_flag: int, host: bytes) -> None:
     found = unrolled(records((0, usual(0)), (1, outer(inner(1, 3), sys_flag, host)), (4, usual(4)), store_host=host), 0)
-    found.check(3, 0, 5)
+    check_range(found, 3, 0, 5)
     rows = Decoder(tuple(COLUMNS)).decode(found, "b").to_pylist()
     assert [row["offset"] for row in rows] == list(range(5))
     assert [row["body"] for row in rows] == [b"body", b"inner 1", b"inner 2", b"inner 3", b"body"]
@@ -76,7 +76,7 @@ def test_a_range_that_cuts_batches_has_its_messages(counts: list[int], first: in
     if not parts:
         return
     found = unrolled(records(*parts), first)
-    found.check(3, first, max(offset, first))
+    check_range(found, 3, first, max(offset, first))
     cut = found.before(end)
     offsets = cut.heads["offset"].tolist() if cut is not None else []
     assert offsets == list(range(first, min(offset, end)))

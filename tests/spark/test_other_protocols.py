@@ -10,11 +10,11 @@ from trio.testing import MockClock
 
 from martlet.testing.clock import START_MS
 from martlet.testing.disk import FakeDisk
+from martlet_columns.decode import Decoder
+from martlet_columns.records import Records
+from martlet_columns.schema import COLUMNS
 from martlet_mqtt.wire.packets import Will
 from martlet_mqtt.wire.properties import Properties, Property
-from martlet_spark.columns import COLUMNS
-from martlet_spark.read.decode import Decoder
-from martlet_spark.read.records import Records
 
 
 def rows(live: Live, topic: str) -> Iterator[dict[str, Any]]:

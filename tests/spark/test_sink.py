@@ -22,8 +22,8 @@ from tests.interop.martlet_process import Martlet
 from tests.interop.process import eventually
 
 from martlet_client.blocking import PullConsumer
+from martlet_columns.schema import PROPERTIES, TIMESTAMP
 from martlet_remoting.wire.answers.messages import ReceivedMessage
-from martlet_spark.columns import PROPERTIES, TIMESTAMP
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import OptionError, WriteError
 from martlet_spark.source import MartletDataSource

@@ -7,7 +7,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from martlet_spark.columns import COLUMNS
+from martlet_columns.schema import COLUMNS
 
 from .conftest import Topic
 

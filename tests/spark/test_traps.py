@@ -36,7 +36,8 @@ from tests.broker_process import broker_process
 from tests.client.patient import patient
 
 from martlet_client.blocking import Admin
-from martlet_spark.columns import COLUMNS, DEFAULT, arrow_schema
+from martlet_columns.schema import COLUMNS, arrow_schema
+from martlet_spark.columns import DEFAULT
 from martlet_spark.connection import CONNECTIONS, BrokerConnection
 from martlet_spark.read.batch import spark_schema
 from martlet_spark.read.offsets import encode

@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, final
 from uuid import uuid4
 
-from martlet_spark.columns import COLUMNS
+from martlet_columns.decode import RAW
+from martlet_columns.schema import COLUMNS
 from martlet_spark.errors import OptionError, PipelineError
 from martlet_spark.options import START, named
 from martlet_spark.pipelines.archived import DATE, MESSAGE_COLUMNS
@@ -23,7 +24,6 @@ from martlet_spark.pipelines.owner import claim, note_query
 from martlet_spark.pipelines.progress import UNDECODED, Show, StreamReport, count_undecoded, follow_query, ignore
 from martlet_spark.pipelines.session import plain_errors
 from martlet_spark.pipelines.storage import Location, is_remote
-from martlet_spark.read.decode import RAW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,7 +4,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from martlet_spark.columns import COLUMNS
+from martlet_columns.schema import COLUMNS
 
 __all__ = ["DATE", "MESSAGE_COLUMNS", "arrow_schema", "spark_columns"]
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final, final
 
 from pyspark.sql import functions as F
 
-from martlet_spark.columns import COLUMNS
+from martlet_columns.decode import RAW
+from martlet_columns.schema import COLUMNS
 from martlet_spark.errors import OptionError
 from martlet_spark.pipelines.checkpoints import bind, check_bound, read_offsets
 from martlet_spark.pipelines.progress import OBSERVED, SENT, UNDECODED, Show, StreamReport, follow_query, ignore
 from martlet_spark.pipelines.replay import BATCH_BYTES, GUARANTEES, between, send_again
 from martlet_spark.pipelines.session import plain_errors
-from martlet_spark.read.decode import RAW
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

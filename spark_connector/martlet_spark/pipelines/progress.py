@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 from pyspark.errors import PySparkException
 
-from martlet_spark.read.decode import COMPRESSED_BODY
+from martlet_columns.decode import COMPRESSED_BODY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

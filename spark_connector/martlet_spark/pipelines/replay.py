@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
-from martlet_spark.columns import COLUMNS
+from martlet_columns.decode import RAW
+from martlet_columns.schema import COLUMNS
 from martlet_spark.copies import own_properties_sql
 from martlet_spark.errors import OptionError
 from martlet_spark.options import SOURCE, START, named
@@ -31,7 +32,6 @@ from martlet_spark.pipelines.progress import (
 )
 from martlet_spark.pipelines.session import plain_errors
 from martlet_spark.pipelines.storage import Location
-from martlet_spark.read.decode import RAW
 from martlet_spark.read.offsets import decode
 from martlet_spark.read.topics import Subscribed
 

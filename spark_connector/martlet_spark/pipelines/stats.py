@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from martlet_columns.decode import RAW
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import check
 from martlet_spark.connection import AnswerFrame, BrokerConnection
 from martlet_spark.errors import OptionError
-from martlet_spark.read.decode import RAW
 from martlet_spark.read.topics import Subscribed
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from martlet_columns.decode import ERROR, NULL
+from martlet_columns.schema import COLUMNS
 from martlet_spark.cluster import Cluster
-from martlet_spark.columns import COLUMNS, DEFAULT, select
+from martlet_spark.columns import DEFAULT, select
 from martlet_spark.errors import OptionError
 from martlet_spark.options import Options
-from martlet_spark.read.decode import ERROR, NULL
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range, plan
 from martlet_spark.read.task import RangeReader

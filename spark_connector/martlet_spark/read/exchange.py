@@ -26,6 +26,7 @@ import numpy as np
 import orjson
 
 from martlet.errors import RemoteProtocolError
+from martlet_columns.records import Integers, Records
 from martlet_remoting.wire.answers.bodies import load_object
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.headers import PULL_SUBSCRIPTION, PULL_SUSPEND
@@ -37,7 +38,7 @@ from martlet_spark.read.filters import LANGUAGE, Filter
 from martlet_spark.read.frames import FrameBodies, FramePart
 from martlet_spark.read.inner_batches import unrolled
 from martlet_spark.read.progress import RangeProgress
-from martlet_spark.read.records import Damaged, Integers, Records
+from martlet_spark.read.received import Damaged, check_range, received_records
 
 __all__ = ["BulkReadExchange", "Exchange", "NotSupported", "Pulls", "Unchecked", "pull_only", "request_one"]
 
@@ -414,8 +415,8 @@ def _offsets(answer: AnswerFrame, queue: MessageQueue, first: int) -> Integers:
     """Return the offsets of the messages in *answer*, which must be of *queue*, from *first* on."""
     if not answer.body:
         return np.empty(0, np.int64)
-    records = unrolled(Records(answer.body), first)
-    records.check(queue.queue_id, first, answer.integer("nextBeginOffset"))
+    records = unrolled(received_records(answer.body), first)
+    check_range(records, queue.queue_id, first, answer.integer("nextBeginOffset"))
     offsets: Integers = records.heads["offset"]
     return offsets
 

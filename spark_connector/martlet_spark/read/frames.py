@@ -11,11 +11,12 @@ from typing import Final, final
 
 import numpy as np
 
+from martlet_columns.records import Records, joined
 from martlet_remoting.wire.inner_batches import INNER_BATCH
 from martlet_spark.errors import ReadError
 from martlet_spark.read.inner_batches import unrolled
 from martlet_spark.read.progress import RangeProgress
-from martlet_spark.read.records import Damaged, Records, joined
+from martlet_spark.read.received import Damaged, check_bodies, check_range, received_records
 
 __all__ = ["BYTES_ENOUGH", "FrameBodies", "FramePart"]
 
@@ -93,19 +94,19 @@ class FrameBodies:
         if len(self._buffer) > BUFFER_BYTES:
             self._buffer = _buffer(BUFFER_BYTES)
         try:
-            records = Records(data)
+            records = received_records(data)
         except ReadError:
             _find_wrong(data, parts)
             raise
-        records.check_bodies()
+        check_bodies(records)
         return records if _match_requests(records, parts) else self._one_by_one(data, parts)
 
     def _one_by_one(self, data: memoryview, parts: Sequence[FramePart]) -> Records | None:
         """Like `take`, for frames of any kind: each is unrolled, checked and cut off at its end."""
         found = []
         for part in parts:
-            records = unrolled(Records(data[part.start : part.start + part.size]), part.first)
-            records.check(part.queue, part.first, part.after)
+            records = unrolled(received_records(data[part.start : part.start + part.size]), part.first)
+            check_range(records, part.queue, part.first, part.after)
             before = records.before(part.end)
             if before is not None:
                 found.append(before)
@@ -124,7 +125,7 @@ def _find_wrong(data: memoryview, parts: Sequence[FramePart]) -> None:
     """Raise `Damaged` with a text that names the first of *parts* whose records have wrong sizes."""
     for part in parts:
         try:
-            Records(data[part.start : part.start + part.size])
+            received_records(data[part.start : part.start + part.size])
         except ReadError as error:
             raise Damaged(f"messages {part.first} to {part.after - 1} of {part.progress}: {error}") from error
 

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from martlet_columns.errors import RecordError
+from martlet_columns.records import Records
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_remoting.wire.routes import TopicRoute
@@ -12,7 +14,6 @@ from martlet_spark.connection import BrokerConnection
 from martlet_spark.errors import ReadError
 from martlet_spark.read.exchange import OUTSTANDING_MAX, pull_only, request_one
 from martlet_spark.read.offsets import Offsets
-from martlet_spark.read.records import Records
 
 __all__ = ["identities"]
 
@@ -67,7 +68,7 @@ def _identity(body: bytearray | memoryview, offset: int) -> str:
     """Return the identity of the message at *offset* if the first record of *body* is or contains it, else ""."""
     try:
         head = Records(body).heads[0]
-    except ReadError:
+    except RecordError:
         return ""
     if not head["offset"] <= offset:
         return ""

@@ -3,9 +3,9 @@
 from martlet.errors import MartletError
 from martlet.message import Message
 from martlet.records.codec import decode_record, encode_record
+from martlet_columns.records import Records
 from martlet_remoting.wire.inner_batches import INNER_BATCH, unroll
 from martlet_spark.errors import ReadError
-from martlet_spark.read.records import Records
 
 __all__ = ["unrolled"]
 

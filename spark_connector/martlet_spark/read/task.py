@@ -8,16 +8,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
 
 from martlet.errors import RemoteProtocolError
+from martlet.records.compression import PackageMissing
+from martlet_columns.decode import ERROR, NULL, Decoder
+from martlet_columns.errors import RecordError, UndecodableBody
+from martlet_columns.records import Records
 from martlet_remoting.wire.routes import TopicRoute
 from martlet_spark.cluster import Busy, Cluster, UnknownBroker, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, ConnectionBroken, attempts
 from martlet_spark.errors import ReadError, SparkConnectorError
-from martlet_spark.read.decode import ERROR, NULL, Decoder
 from martlet_spark.read.exchange import BulkReadExchange, Exchange, NotSupported, Pulls, Unchecked, pull_only
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
 from martlet_spark.read.progress import RangeProgress
-from martlet_spark.read.records import Records
 
 __all__ = ["RangeReader"]
 
@@ -25,6 +27,7 @@ log = logging.getLogger("martlet.spark")
 
 # Spark is slower with larger batches, and with much smaller ones.
 BATCH_RECORDS_MAX: Final = 4096
+UNDECODABLE: Final = "set the option undecodableBody to null or raw to continue, or leave the column body out"
 
 
 @final
@@ -68,11 +71,19 @@ class RangeReader:
             by_broker.setdefault(each.queue.broker_name, []).append(RangeProgress(each))
         for broker, ranges_left in by_broker.items():
             for records in self._read_broker(broker, ranges_left):
-                yield from self._batches(self._decoder.decode(records, broker))
+                yield from self._batches(self._decode(records, broker))
         if self._decoder.undecoded:
             treatment = "null" if self._undecodable == NULL else "as they are stored"
             count, first_body = self._decoder.undecoded, self._decoder.first_undecoded
             log.warning("bodies that cannot be decompressed are %s: %d; the first: %s", treatment, count, first_body)
+
+    def _decode(self, records: Records, broker: str) -> Any:
+        try:
+            return self._decoder.decode(records, broker)
+        except UndecodableBody as error:
+            raise ReadError(f"{error}; {UNDECODABLE}") from error
+        except (RecordError, PackageMissing) as error:
+            raise ReadError(str(error)) from error
 
     def _batches(self, batch: Any) -> Iterator[Any]:
         found = self._wanted.select(batch)

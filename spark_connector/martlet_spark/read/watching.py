@@ -22,7 +22,7 @@ from martlet_spark.errors import ReadError
 from martlet_spark.read.exchange import pull_only, request_one
 from martlet_spark.read.inner_batches import unrolled
 from martlet_spark.read.planner import MESSAGE_BYTES
-from martlet_spark.read.records import Records
+from martlet_spark.read.received import received_records
 
 __all__ = ["MessageSizes", "Watch"]
 
@@ -174,7 +174,7 @@ class MessageSizes:
         count = size = 0
         for queue in full[:: max(len(full) // SAMPLES_MAX, 1)][:SAMPLES_MAX]:
             body = self._cluster.ask_broker(topic, route, queue.broker_name, partial(_some, queue, bounds[queue][0]))
-            count += len(unrolled(Records(body), 0)) if body else 0
+            count += len(unrolled(received_records(body), 0)) if body else 0
             size += len(body)
         return size // count if count else 0
 

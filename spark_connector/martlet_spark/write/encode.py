@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from martlet.message import KEYS, PROPERTIES_BYTES_MAX, TAGS, UNIQ_KEY
 from martlet.records.reserved import RESERVED
+from martlet_columns.records import Integers
 from martlet_spark.errors import WriteError
-from martlet_spark.read.records import Integers
 
 __all__ = ["MIDDLE_BYTES", "Encoded", "Encoder", "RowKeys"]
 

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from martlet_columns.records import Integers
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.errors import WriteError
-from martlet_spark.read.records import Integers
 from martlet_spark.write.encode import Encoder
 
 __all__ = ["CHUNK_MESSAGES_MAX", "BatchBody", "QueueTurns", "RowTarget", "Targets"]

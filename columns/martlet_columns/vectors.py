@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from martlet.message import KEYS, TAGS, UNIQ_KEY
 from martlet.records.compression import COMPRESSED
 from martlet.records.layout import HEAD_BYTES, MAGIC_V1, WIDE_HOSTS
-from martlet_spark.columns import COLUMNS, PROPERTIES, TIMESTAMP
-from martlet_spark.read.records import Data, Integers
+from martlet_columns.records import Data, Integers
+from martlet_columns.schema import COLUMNS, PROPERTIES, TIMESTAMP
 
 __all__ = ["COLUMN", "NEEDED", "RecordVectors", "gather_usual"]
 

@@ -1,4 +1,4 @@
-"""Whole records of one answer, in the log's format, and the fixed fields of all records as one array."""
+"""Whole records, in the log's format, and the fixed fields of all of them as one array."""
 
 import struct
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from martlet.records.layout import (
 )
 from martlet.runtime.checksum import crc32, crc32_each
 from martlet.runtime.native import native
-from martlet_spark.errors import ReadError
+from martlet_columns.errors import RecordError
 
-__all__ = ["Damaged", "Data", "Integers", "Records", "doubtful_records", "joined", "record_starts"]
+__all__ = ["Data", "Integers", "Records", "doubtful_records", "joined", "record_starts"]
 
 Data: TypeAlias = bytearray | memoryview
 Integers: TypeAlias = "np.ndarray[tuple[int], np.dtype[Any]]"
@@ -54,18 +54,13 @@ _SIZE_CRC: Final = struct.Struct(f">i4xI{SYS_FLAG_AT - 12}xi{BODY_BYTES_AT - SYS
 
 
 @final
-class Damaged(ReadError):
-    """Records do not match their CRCs; the text names the records only."""
-
-
-@final
 class Records:
     """The records in *data*, one after the other; ``starts`` has the position of each, ``heads`` their fixed fields.
 
     Fields after ``born_ms`` are wrong where a host is an IPv6 address (``sys_flag`` 0x10, 0x20).
 
     Raises:
-      ReadError: the sizes of the records do not add up to the size of *data*.
+      RecordError: the sizes of the records do not add up to the size of *data*.
     """
 
     __slots__ = ("data", "heads", "starts")
@@ -78,20 +73,6 @@ class Records:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def check(self, queue: int, first: int, end: int) -> None:
-        """Check that all are messages of *queue* with ascending offsets from *first* up to *end*.
-
-        Raises:
-          ReadError: a record is not.
-        """
-        offsets = self.heads["offset"]
-        asked = (self.heads["queue"] == queue) & (offsets >= first) & (offsets < end)
-        asked[1:] &= offsets[1:] > offsets[:-1]
-        if not asked.all():
-            head = self.heads[int(np.flatnonzero(~asked)[0])]
-            text = f"the broker sent message {head['offset']} of queue {head['queue']} in an answer"
-            raise ReadError(f"{text} with messages {first} to {end - 1} of queue {queue}; see 'martlet store verify'")
-
     def before(self, offset: int) -> "Records | None":
         """Return the records before *offset*, all of one queue; None if there are none."""
         count = int(np.searchsorted(self.heads["offset"], offset))
@@ -103,7 +84,7 @@ class Records:
         """Compare each record with its CRCs.
 
         Raises:
-          Damaged: a record does not match, or lacks its end.
+          RecordError: a record does not match, or lacks its end.
         """
         for start in native(doubtful_records)(self.data, self.starts, self.heads):
             self._check_one(start)
@@ -117,12 +98,12 @@ class Records:
             body_at += WIDE_HOST_BYTES * (bool(sys_flag & BORN_V6) + bool(sys_flag & STORE_V6))
             body_bytes = _SIZE.unpack_from(data, body_at - 4)[0]
         if body_bytes and crc32(memoryview(data)[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc:
-            raise Damaged(f"{self.describe(start)} does not match its CRC")
+            raise RecordError(f"{self.describe(start)} does not match its CRC")
         end = start + size
         if not data[end - 1] and RecordView(data, start).properties:
-            raise Damaged(f"{self.describe(start)} has lost the end of its properties")
+            raise RecordError(f"{self.describe(start)} has lost the end of its properties")
         if has_record_crc(data, end) and not record_crc_holds(data, start, end):
-            raise Damaged(f"{self.describe(start)} does not match its record CRC")
+            raise RecordError(f"{self.describe(start)} does not match its record CRC")
 
     def describe(self, start: int) -> str:
         """Return a description of the record at *start*, for errors."""
@@ -188,10 +169,9 @@ def _checked_starts(data: Data) -> Integers:
     starts, end = native(record_starts)(data)
     if len(starts) and starts[-1] == end:
         size = _SIZE.unpack_from(data, end)[0]
-        raise ReadError(f"record {len(starts)} of an answer says {size} bytes; the broker sent damaged data")
+        raise RecordError(f"record {len(starts)} says {size} bytes; {RECORD_BYTES_MIN} is the least")
     if end != len(data):
-        text = f"{len(starts)} records of an answer say {end} bytes in total; it has {len(data)}"
-        raise ReadError(f"{text}; the broker sent damaged data")
+        raise RecordError(f"{len(starts)} records say {end} bytes in total; {len(data)} are there")
     return starts
 
 

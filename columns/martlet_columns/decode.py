@@ -5,7 +5,7 @@ repeated names; if the columns need only some properties, the others do not coun
 buffer, whatever its size, so a buffer of few records is decoded one by one too.
 
 Brokers do not check bodies that producers mark as compressed. So a body that cannot be decompressed is no damage, and
-need not end a query.
+need not end a read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,22 +19,21 @@ from martlet.message import KEYS, TAGS, UNIQ_KEY, Record, decode_properties
 from martlet.records.codec import decode_record
 from martlet.records.compression import CompressionError, PackageMissing, compression_name, decompress
 from martlet.runtime.native import native
-from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, arrow_schema
-from martlet_spark.errors import ReadError
-from martlet_spark.read.records import Integers, Records
-from martlet_spark.read.vectors import gather_usual
+from martlet_columns.errors import RecordError, UndecodableBody
+from martlet_columns.records import Integers, Records
+from martlet_columns.schema import COLUMNS, MS_MAX, MS_MIN, arrow_schema
+from martlet_columns.vectors import gather_usual
 
 __all__ = ["COMPRESSED_BODY", "ERROR", "NULL", "RAW", "VECTOR_MIN", "Decoder"]
 
 # With fewer records in a buffer, the loop over records is faster.
 VECTOR_MIN: Final = 64
-# Treatment of a body that cannot be decompressed: fail the query, return null, or return it as stored.
+# Treatment of a body that cannot be decompressed: fail the read, return null, or return it as stored.
 ERROR: Final = "error"
 NULL: Final = "null"
 RAW: Final = "raw"
 # The property of a message with such a body; its value is the compression that the producer states.
 COMPRESSED_BODY: Final = "COMPRESSED_BODY"
-HINT: Final = "set the option undecodableBody to null or raw to continue, or leave the column body out"
 
 
 @final
@@ -58,7 +57,9 @@ class Decoder:
         """Return a RecordBatch with a row per record; *broker* is the name of the records' broker.
 
         Raises:
-          ReadError: a record is damaged, or has a body that cannot be decompressed.
+          RecordError: a record is damaged.
+          UndecodableBody: a body cannot be decompressed, and fails the read.
+          PackageMissing: the package that decompresses a body is not installed.
         """
         if len(records) < VECTOR_MIN:
             return self.decode_one_by_one(records, broker)
@@ -93,7 +94,7 @@ class Decoder:
         try:
             row = _Row(decode_record(records.data, start, check_body=False), broker)
         except MartletError as error:
-            raise ReadError(f"{records.describe(start)} cannot be decoded: {error}") from error
+            raise RecordError(f"{records.describe(start)} cannot be decoded: {error}") from error
         if self._has_bodies:
             try:
                 row.body = decompress(row.record.body, row.record.sys_flag)
@@ -102,14 +103,16 @@ class Decoder:
         return row
 
     def _note_undecoded(self, row: "_Row", text: str, error: CompressionError) -> None:
-        """Count the body of *row*, and treat it as the query says.
+        """Count the body of *row*, and treat it as the reader says.
 
         Raises:
-          ReadError: such a body fails the query, or a package is missing, which is no fault of the message.
+          UndecodableBody: such a body fails the read.
+          PackageMissing: a package is missing, which is no fault of the message.
         """
-        if self._undecodable == ERROR or isinstance(error, PackageMissing):
-            hint = "" if isinstance(error, PackageMissing) else f"; {HINT}"
-            raise ReadError(f"{text}: {error}{hint}") from error
+        if isinstance(error, PackageMissing):
+            raise PackageMissing(f"{text}: {error}") from error
+        if self._undecodable == ERROR:
+            raise UndecodableBody(f"{text}: {error}") from error
         self.undecoded += 1
         self.first_undecoded = self.first_undecoded or f"{text}: {error}"
         if self._undecodable == RAW:
@@ -119,7 +122,7 @@ class Decoder:
 
 @final
 class _Row:
-    """One record: its properties, and its body for the query."""
+    """One record: its properties, and its body for the reader."""
 
     __slots__ = ("body", "broker", "properties", "record")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from martlet.message import Message, encode_properties
 from martlet.records.codec import encode_record
-from martlet_spark.read.records import Records
+from martlet_columns.records import Records
 
 HOST = bytes((127, 0, 0, 1, 0, 0, 0x2A, 0x9F))
 STORE_MS = 1_700_000_001_000

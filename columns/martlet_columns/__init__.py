@@ -1,0 +1,1 @@
+"""Columns of stored records: Arrow tables of records, and their very bytes made again of these; needs no Spark."""
