@@ -18,13 +18,14 @@ from martlet.errors import MartletError
 from martlet.message import KEYS, TAGS, UNIQ_KEY, Record, decode_properties
 from martlet.records.codec import decode_record
 from martlet.records.compression import CompressionError, PackageMissing, compression_name, decompress
+from martlet.records.layout import HEAD, I32, part_offsets
 from martlet.runtime.native import native
 from martlet_columns.errors import RecordError, UndecodableBody
-from martlet_columns.records import Integers, Records
+from martlet_columns.records import Data, Integers, Records
 from martlet_columns.schema import COLUMNS, MS_MAX, MS_MIN, arrow_schema
 from martlet_columns.vectors import gather_usual
 
-__all__ = ["COMPRESSED_BODY", "ERROR", "NULL", "RAW", "VECTOR_MIN", "Decoder"]
+__all__ = ["COMPRESSED_BODY", "ERROR", "NULL", "RAW", "VECTOR_MIN", "BatchFull", "Decoder"]
 
 # With fewer records in a buffer, the loop over records is faster.
 VECTOR_MIN: Final = 64
@@ -37,19 +38,37 @@ COMPRESSED_BODY: Final = "COMPRESSED_BODY"
 
 
 @final
+class BatchFull(Exception):
+    """Bodies decompress to more bytes than a batch may have; decode fewer records at a time."""
+
+
+@final
 class Decoder:
     """Decodes records into the columns *names*.
 
     *undecodable* is the treatment of a body that cannot be decompressed: `ERROR`, `NULL` or `RAW`. ``undecoded`` counts
     such bodies, and ``first_undecoded`` describes the first.
+
+    Args:
+      is_lenient: decode damaged records too: each becomes a row with what can be read of it.
+      plain_bytes_max: bytes of decompressed bodies in a batch with more than one record; None means no limit.
     """
 
-    def __init__(self, names: Sequence[str], undecodable: str = ERROR) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        undecodable: str = ERROR,
+        *,
+        is_lenient: bool = False,
+        plain_bytes_max: int | None = None,
+    ) -> None:
         self.names = tuple(names)
         self.undecoded = 0
         self.first_undecoded = ""
         self._has_bodies = "body" in names
         self._undecodable = undecodable
+        self._is_lenient = is_lenient
+        self._plain_bytes_max = plain_bytes_max
         self.schema = arrow_schema(names)
         self._gather_usual = native(gather_usual)
 
@@ -60,6 +79,7 @@ class Decoder:
           RecordError: a record is damaged.
           UndecodableBody: a body cannot be decompressed, and fails the read.
           PackageMissing: the package that decompresses a body is not installed.
+          BatchFull: compressed bodies exceed the limit of a batch.
         """
         if len(records) < VECTOR_MIN:
             return self.decode_one_by_one(records, broker)
@@ -85,16 +105,25 @@ class Decoder:
         return both.combine_chunks().to_batches()[0]
 
     def _one_by_one(self, records: Records, starts: Sequence[int], broker: str) -> Any:
-        rows = [self._row(records, start, broker) for start in starts]
+        rows, plain_bytes = [], 0
+        for start in starts:
+            row = self._row(records, start, broker)
+            rows.append(row)
+            plain_bytes += len(row.body or b"")
+            if self._plain_bytes_max is not None and plain_bytes > self._plain_bytes_max and len(records) > 1:
+                raise BatchFull
         getters = [(_VALUE[name], COLUMNS[name][1]) for name in self.names]
         arrays = [pa.array([get(row) for row in rows], type=kind) for get, kind in getters]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _row(self, records: Records, start: int, broker: str) -> "_Row":
         try:
-            row = _Row(decode_record(records.data, start, check_body=False), broker)
+            record = decode_record(records.data, start, check_body=False)
         except MartletError as error:
-            raise RecordError(f"{records.describe(start)} cannot be decoded: {error}") from error
+            if not self._is_lenient:
+                raise RecordError(f"{records.describe(start)} cannot be decoded: {error}") from error
+            record = _readable_part(records.data, start)
+        row = _Row(record, broker)
         if self._has_bodies:
             try:
                 row.body = decompress(row.record.body, row.record.sys_flag)
@@ -120,6 +149,22 @@ class Decoder:
             row.properties[COMPRESSED_BODY] = compression_name(row.record.sys_flag)
 
 
+def _readable_part(data: Data, start: int) -> Record:
+    """Return what can be read of a damaged record: the fixed fields, and the parts if they add up to its size."""
+    size, magic, crc, queue, flag, offset, position, sys_flag, *rest = HEAD.unpack_from(data, start)
+    born_ms, born_host, store_ms, store_host, reconsume_times, prepared_position, _ = rest
+    end, topic, body, properties = start + size, b"", b"", b""
+    parts = part_offsets(data, start, end, magic, sys_flag)
+    if parts is not None:
+        body_at, topic_at, properties_at = parts
+        body = bytes(data[body_at : body_at + I32.unpack_from(data, body_at - 4)[0]])
+        topic, properties = bytes(data[topic_at : properties_at - 2]), bytes(data[properties_at:end])
+    return Record(
+        *(topic.decode("utf-8", "replace"), queue, offset, position, size, body, properties, flag, sys_flag),
+        *(born_ms, born_host, store_ms, store_host, reconsume_times, prepared_position, crc),
+    )
+
+
 @final
 class _Row:
     """One record: its properties, and its body for the reader."""
@@ -135,7 +180,7 @@ class _Row:
     @property
     def message_id(self) -> str:
         own = self.properties.get(UNIQ_KEY)
-        return own or (self.record.store_host + self.record.position.to_bytes(8, "big")).hex().upper()
+        return own or (self.record.store_host + self.record.position.to_bytes(8, "big", signed=True)).hex().upper()
 
 
 def _microseconds(ms: int) -> int | None:

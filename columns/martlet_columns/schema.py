@@ -1,11 +1,12 @@
 """The columns of a message: names and types, the same in Spark, in archives and in cold tables."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["COLUMNS", "MS_MAX", "MS_MIN", "PROPERTIES", "TIMESTAMP", "arrow_schema"]
+__all__ = ["COLUMNS", "MS_MAX", "MS_MIN", "PROPERTIES", "RECORD_COLUMNS", "TIMESTAMP", "arrow_schema", "exact_schema"]
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 # Times outside of the years 1 to 9999 are null: a producer may have sent any number. The first and last two days of
@@ -31,7 +32,27 @@ COLUMNS: Final[dict[str, tuple[str, pa.DataType]]] = {
     "reconsume_times": ("int", pa.int32()),
 }
 
+# The other columns of an exact table (`exact.py`): what a record has beside its message, and what is kept raw.
+RECORD_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "_position": pa.int64(),
+    "_sys_flag": pa.int32(),
+    "_magic": pa.int32(),
+    "_body_crc": pa.int32(),
+    "_prepared_position": pa.int64(),
+    "_born_host": pa.binary(),
+    "_store_host": pa.binary(),
+    "_properties": pa.binary(),
+    "_body": pa.binary(),
+    "_record": pa.binary(),
+}
+
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
     """Return the Arrow schema of the columns *names*, equal to the one that Spark derives from its own schema."""
     return pa.schema([pa.field(name, COLUMNS[name][1]) for name in names])
+
+
+@cache
+def exact_schema() -> pa.Schema:
+    """Return the Arrow schema of an exact table: the columns of a message, then those of its record."""
+    return pa.schema([*arrow_schema(tuple(COLUMNS)), *(pa.field(*each) for each in RECORD_COLUMNS.items())])

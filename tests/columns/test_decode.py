@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, encode_properties
 from martlet.records.codec import decode_records, with_room_for_record_crc, write_record_crc
 from martlet.records.compression import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD, PackageMissing
-from martlet.records.layout import HEAD_BYTES
+from martlet.records.layout import HEAD_BYTES, POSITION_AT
 from martlet_columns.decode import VECTOR_MIN, Decoder
 from martlet_columns.errors import RecordError, UndecodableBody
 from martlet_columns.records import Records, joined
@@ -142,6 +142,14 @@ def test_the_id_of_a_message_without_a_unique_key_is_its_place() -> None:
     assert both_ways(found).column("msg_id").to_pylist()[5] == (
         HOST.hex().upper() + f"{int(found.heads['position'][5]):016X}"
     )
+
+
+def test_the_id_of_a_record_with_an_impossible_position_has_its_bytes() -> None:
+    messages = [usual(number) for number in range(MANY)]
+    messages[0].properties = messages[1].properties = b""
+    found = records(messages)
+    found.data[POSITION_AT : POSITION_AT + 8] = b"\xff" * 8
+    assert both_ways(Records(found.data), ("msg_id",)).column("msg_id")[0].as_py() == HOST.hex().upper() + "F" * 16
 
 
 texts = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=4)
