@@ -21,6 +21,7 @@ PACKAGES = (
     "martlet_mqtt",
     "martlet_remoting",
     "martlet_stomp",
+    "martlet_tiered",
     "martlet_timer",
     "martlet_tx",
 )
@@ -61,6 +62,8 @@ EFFECTS = {
             "martlet_acl/tokens.py": "reads the keys of who issues tokens",
             "martlet/store/keys/active_file.py": "maps memory that belongs to no file",
             "martlet_remoting/commands/send.py": "reads the files that it sends",
+            "martlet_tiered/credentials.py": "reads the credentials of a store of objects",
+            "martlet_tiered/local.py": "keeps objects in a directory",
         },
     ),
     "the time of day is read": (

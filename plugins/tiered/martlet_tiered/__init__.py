@@ -1,0 +1,1 @@
+"""The cold tier: ranges of the log as Parquet files of a Delta table, in an object store or a local directory."""

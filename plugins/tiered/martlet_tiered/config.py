@@ -1,0 +1,90 @@
+"""The configuration section ``[tiered]``."""
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from martlet.config import Settings, setting
+
+__all__ = ["SCHEMES", "TieredConfig"]
+
+# Of URLs; an absolute path is a local directory.
+SCHEMES: Final = ("s3", "gs", "az")
+
+
+def check_url(text: str) -> str:
+    """Return an empty text if *text* is the URL of a store, a directory or empty; otherwise the requirement."""
+    if not text or text.startswith("/"):
+        return ""
+    url = urlsplit(text)
+    is_plain = not (url.query or url.fragment or url.username or url.password)
+    if url.scheme in SCHEMES and is_plain and url.netloc:
+        return ""
+    return "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or an absolute path, without credentials"
+
+
+def check_endpoint(text: str) -> str:
+    """Return an empty text if *text* is the URL of a server or empty; otherwise the requirement."""
+    url = urlsplit(text)
+    is_plain = not (url.query or url.fragment or url.username or url.password)
+    return "" if not text or (url.scheme in ("http", "https") and url.netloc and is_plain) else "http(s)://HOST:PORT"
+
+
+class TieredConfig(Settings):
+    """The cold tier: old messages in an object store, as a table that other programs can read."""
+
+    url: str = setting(
+        "",
+        "where old messages go: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or an absolute directory"
+        "; each broker needs a prefix of its own; empty: no cold tier",
+        check=check_url,
+    )
+    endpoint: str = setting(
+        "",
+        "URL of the store's server if it is not the provider's own, such as http://127.0.0.1:9000",
+        check=check_endpoint,
+    )
+    region: str = setting(
+        "", "region of the bucket (S3); empty: that of AWS_REGION or AWS_DEFAULT_REGION, or us-east-1"
+    )
+    path_style: bool = setting(
+        True, "true: the bucket is part of the path of requests (S3), which every store understands; false: of the host"
+    )
+    credentials_file: str = setting(
+        "",
+        "file with lines NAME=VALUE, named as the environment variables, such as AWS_ACCESS_KEY_ID; only its owner may "
+        "have access (mode 0600); empty: the environment, or the role of the machine",
+    )
+    unsafe_single_writer: bool = setting(
+        False,
+        "accept a store without conditional writes: the broker cannot notice then that another one writes to its "
+        "table, which loses messages; make sure that none ever does",
+    )
+    connect_timeout_ms: int = setting(5_000, "time for a connection to the store", unit="ms", low=10, high=60_000)
+    request_timeout_ms: int = setting(
+        10_000,
+        "time for one request with its answer; consumers of old messages wait for it, so it is less than for uploads",
+        unit="ms",
+        low=10,
+        high=600_000,
+    )
+    upload_timeout_ms: int = setting(
+        120_000,
+        "time for the upload of one object, of up to 256 MiB: 2 MiB/s at least",
+        unit="ms",
+        low=10,
+        high=3_600_000,
+    )
+    retries_max: int = setting(
+        4,
+        "retries of a request that failed because the store is unreachable, hangs or is busy, after 50 ms and twice as "
+        "long each time",
+        low=0,
+        high=20,
+    )
+    retry_ms: int = setting(
+        20_000,
+        "no retry of a request begins later than this after its first attempt",
+        unit="ms",
+        low=0,
+        high=240_000,
+    )
