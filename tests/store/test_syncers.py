@@ -3,8 +3,9 @@
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import final
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ import trio.testing
 
 from martlet.errors import StoreFailed
 from martlet.store import Store
-from martlet.store.disk.syncers import SyncThread
+from martlet.store.disk.syncers import OffLoopSyncer, SyncThread
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock, message, small_config
 
@@ -105,20 +106,51 @@ async def test_a_failure_ends_the_flusher(
     await store.close()
 
 
-async def test_flushes_go_on_while_the_flusher_starts_and_ends(clock: ManualClock) -> None:
-    store = await Store.open(Path("/data"), small_config(flush="sync"), clock, FakeDisk())
+@final
+class CheckedSyncer:
+    """A syncer that must not be closed while a sync is under way, as the thread's must not."""
 
-    async def flush_often() -> None:
-        for _ in range(20):
+    results_fd = -1
+
+    def __init__(self, disk: FakeDisk) -> None:
+        self._syncer = OffLoopSyncer(disk)
+        self._is_under_way = False
+
+    def begin(self, files: Sequence[tuple[int, str]], directory: str) -> None:
+        self._is_under_way = True
+        self._syncer.begin(files, directory)
+
+    async def finished(self) -> None:
+        await self._syncer.finished()
+
+    def take_result(self) -> None:
+        self._is_under_way = False
+        self._syncer.take_result()
+
+    def close(self) -> None:
+        assert not self._is_under_way
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_flushes_go_on_while_the_flusher_starts_and_ends(
+    flush: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeDisk, "syncer", lambda disk: CheckedSyncer(disk))
+    store = await Store.open(Path("/data"), small_config(flush=flush, flush_interval_ms=1), clock, FakeDisk())
+
+    async def flush_often(has_ended: trio.Event) -> None:
+        while not has_ended.is_set():
             end = store.writer.append(message(b"x"), 0).end
             store.committer.commit()
             await store.flusher.flush()
             assert store.durable >= end
+            await trio.lowlevel.checkpoint()
 
     for turns in range(12):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(flush_often)
-            nursery.start_soon(flush_often)
+            has_ended = trio.Event()
+            for _ in range(3):
+                nursery.start_soon(flush_often, has_ended)
             async with trio.open_nursery() as running:
                 for _ in range(turns):
                     await trio.lowlevel.checkpoint()
@@ -126,6 +158,7 @@ async def test_flushes_go_on_while_the_flusher_starts_and_ends(clock: ManualCloc
                 for _ in range(30):
                     await trio.lowlevel.checkpoint()
                 running.cancel_scope.cancel()
+            has_ended.set()
     store.crash()
 
 

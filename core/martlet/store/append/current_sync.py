@@ -70,7 +70,8 @@ class CurrentSync:
         self.unwatch()
         try:
             with trio.CancelScope(shield=True):
-                await self.finish()
+                while self._begun is not None:  # a task may begin the next one when this one ends
+                    await self.finish()
         finally:
             self._syncer.close()
             self._syncer = OffLoopSyncer(self._files.disk)
