@@ -67,6 +67,7 @@ class IoThreads:
         raise Refused(Reason.BUSY, f"{self._name} did not answer within {self._deadline_s:g} s; try again")
 
     async def _run(self, work: Callable[[], T]) -> T:
+        await trio.lowlevel.checkpoint_if_cancelled()  # from here on the thread starts, whatever is cancelled
         call = _Call(self, trio.lowlevel.current_trio_token())
 
         def in_thread() -> T:
