@@ -85,7 +85,7 @@ def test_the_spark_connector_needs_its_tests_and_those_that_name_spark() -> None
     for changed in ("spark_connector/martlet_spark/columns.py", "tests/spark/proxy.py", "examples/spark/stats.py"):
         needed = set(needed_tests(ROOT, [changed, "CHANGELOG.md"]))
         assert own | {"tests/interop/test_spark.py", "tests/cli/test_spark_source.py", *ALWAYS} <= needed
-        assert not any(path.startswith("tests/store/") for path in needed)
+        assert not any(path.startswith("tests/tables/") for path in needed)
 
 
 def test_each_test_that_looks_at_many_pages_always_runs() -> None:
