@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import Final, final
 
+from martlet.runtime.fsync import fsync_path
 from martlet_tiered.errors import (
     AccessRefused,
     ObjectChanged,
@@ -34,14 +35,6 @@ def _problem(error: OSError, path: str) -> TierError:
 def _raise_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @final
@@ -111,7 +104,7 @@ class LocalObjects:
         path = self._path(name)
         try:
             os.unlink(path)
-            _sync(os.path.dirname(path))
+            fsync_path(os.path.dirname(path))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -128,7 +121,7 @@ class LocalObjects:
         paths = [self._path(name) for name in names] + [os.path.join(self.url, folder) for folder in sorted(folders)]
         try:
             for path in paths:
-                _sync(path)
+                fsync_path(path)
         except OSError as error:
             raise _problem(error, path) from error
 
@@ -154,7 +147,7 @@ class LocalObjects:
         except FileExistsError:
             if not os.path.isdir(path):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
-        _sync(parent)
+        fsync_path(parent)
 
     def _link(self, data: bytes, path: str) -> bool:
         """Whether *path* did not exist and has *data* now."""
@@ -171,7 +164,7 @@ class LocalObjects:
             return False
         finally:
             os.unlink(temporary)
-        _sync(folder)
+        fsync_path(folder)
         return True
 
     def _make_temporary(self) -> tuple[str, int]:
@@ -185,7 +178,7 @@ class LocalObjects:
         with open(path, "rb") as file:
             is_same = os.fstat(file.fileno()).st_size == len(data) and file.read() == data
         if is_same:
-            _sync(os.path.dirname(path))  # whoever linked it may not have come so far
+            fsync_path(os.path.dirname(path))  # whoever linked it may not have come so far
         return is_same
 
     def _read(self, name: str, begin: int, end: int | None) -> bytes:

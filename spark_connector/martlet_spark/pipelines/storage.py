@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pyarrow.fs as pafs
 
+from martlet.runtime.fsync import fsync_path
 from martlet_spark.errors import PipelineError
 
 __all__ = ["Location", "each_of", "is_remote", "read_whole", "write_whole"]
@@ -53,14 +54,6 @@ def read_whole(filesystem: pafs.FileSystem, path: str) -> str | None:
         return None
 
 
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_whole(filesystem: pafs.FileSystem, path: str, data: bytes) -> None:
     """Write a small file durably and atomically: after a crash it has all of *data* or its old content."""
     is_local = isinstance(filesystem, pafs.LocalFileSystem)  # an object of S3 appears when it is complete
@@ -70,9 +63,9 @@ def write_whole(filesystem: pafs.FileSystem, path: str, data: bytes) -> None:
     with filesystem.open_output_stream(temporary) as stream:
         stream.write(data)
     if is_local:
-        _sync(temporary)
+        fsync_path(temporary)
         filesystem.move(temporary, path)
-        _sync(folder)
+        fsync_path(folder)
 
 
 def _first(names: tuple[str, ...]) -> str:
