@@ -642,7 +642,7 @@ async def test_results_of_a_thread_are_dropped_with_the_last_member(
         await trio.sleep(1)
         await one.peer.run_started()
         (queue,) = one.member.group.queues.by_queue.values()
-        assert (queue.reader._results, queue.reader._pending, queue.reader.working) == ({}, {}, False)
+        assert (queue.reader._line.results, queue.reader._line.pending, queue.reader.working) == ({}, {}, False)
         assert sorted(await Competitor(broker, credit=60).drain()) == sorted(came)
 
 

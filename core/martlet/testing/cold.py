@@ -9,8 +9,8 @@ import trio
 from martlet.broker import Broker
 from martlet.message import find_property
 from martlet.plugins.hooks import Hooks
-from martlet.records.layout import Predicate, RecordView, record_views
-from martlet.store import Care, ColdTier, Queue, ReadResult, Store
+from martlet.records.layout import RecordView, record_views
+from martlet.store import ColdTier, Queue, ReadResult, Store, Wanted
 from martlet.store.read.cold import may_be_cold, select_records
 
 __all__ = ["MemoryTier", "MemoryTierPlugin", "remove_sealed", "use_memory_tier"]
@@ -132,21 +132,12 @@ class MemoryTier:
     def _of(self, queue: Queue) -> _KeptQueue:
         return self._kept[queue.topic, queue.queue_id]
 
-    async def read(
-        self,
-        queue: Queue,
-        offset: int,
-        max_messages: int,
-        budget_bytes: int,
-        codes: frozenset[int] | None,
-        predicate: Predicate | None,
-        care: Care,
-    ) -> ReadResult:
-        """Return records of *queue* from *offset* on; calls *predicate* on the event loop."""
+    async def read(self, queue: Queue, offset: int, wanted: Wanted) -> ReadResult:
+        """Return records of *queue* from *offset* on; calls the predicate on the event loop."""
         await self._answer("read")
         kept = self._of(queue)
         records = kept.records[kept.index(_queue_offset, offset) :]
-        return select_records(queue, records, offset, kept.end, max_messages, budget_bytes, codes, predicate)
+        return select_records(queue, records, offset, kept.end, wanted)
 
     async def offset_by_time(self, queue: Queue, timestamp_ms: int) -> int:
         """Return the first offset of *queue* stored at or after *timestamp_ms*."""

@@ -17,12 +17,12 @@ import trio
 from martlet.errors import Reason, Refused
 from martlet.message import find_property
 from martlet.records.codec import check_record, tags_code
-from martlet.records.layout import Buffer, Predicate, RecordView
+from martlet.records.layout import Buffer, RecordView
 from martlet.store.format.delays import SCHEDULE_TOPIC
 from martlet.store.format.light import is_light
 from martlet.store.format.notes import OWN_PREFIX
 from martlet.store.queues.queues import Queue, Queues
-from martlet.store.read.reading import Care, ReadResult, ReadStatus
+from martlet.store.read.reading import ReadResult, ReadStatus, Wanted
 
 __all__ = ["ColdReader", "ColdRecords", "may_be_cold", "select_records"]
 
@@ -53,21 +53,12 @@ class ColdReader(Protocol):
         """The tier's name in errors, such as ``s3``."""
         ...
 
-    async def read(
-        self,
-        queue: Queue,
-        offset: int,
-        max_messages: int,
-        budget_bytes: int,
-        codes: frozenset[int] | None,
-        predicate: Predicate | None,
-        care: Care,
-    ) -> ReadResult:
+    async def read(self, queue: Queue, offset: int, wanted: Wanted) -> ReadResult:
         """As `Readers.read_far`, for an *offset* that the tier has; `select_records` makes the result.
 
         ``next_offset`` of the result is greater than *offset*: with a filter, the tier looks at some records, and goes
-        on at the next call. The broker sets the bounds of the queue in the result. *predicate* may be slow: call it in
-        a thread.
+        on at the next call. The broker sets the bounds of the queue in the result. The predicate may be slow: call it
+        in a thread.
         """
         ...
 
@@ -101,28 +92,20 @@ def may_be_cold(topic: str) -> bool:
     return not (topic in INTERNAL or topic.startswith(INTERNAL_PREFIXES) or is_light(topic))
 
 
-def select_records(
-    queue: Queue,
-    records: Iterable[bytes],
-    offset: int,
-    end: int,
-    max_messages: int,
-    budget_bytes: int,
-    codes: frozenset[int] | None,
-    predicate: Predicate | None,
-) -> ReadResult:
+def select_records(queue: Queue, records: Iterable[bytes], offset: int, end: int, wanted: Wanted) -> ReadResult:
     """Return the result of a read of *queue* at *offset* from *records*, which ascend and are all that it has up to
     *end*.
 
-    Selects and limits as `Readers.read_far`, and calls *predicate*. Messages that are missing in between are lost.
+    Selects and limits as `Readers.read_far`, and calls the predicate. Messages that are missing in between are lost.
     """
     result = ReadResult(ReadStatus.NO_MATCH, offset, 0, 0)
     pieces: list[Buffer] = result.pieces
+    codes, predicate = wanted.codes, wanted.predicate
     for data in records:
         record = RecordView(data)
         if record.queue_offset < offset:
             continue
-        if result.count and (result.count >= max_messages or result.size + len(data) > budget_bytes):
+        if result.count and (result.count >= wanted.count_max or result.size + len(data) > wanted.budget_bytes):
             break
         if record.queue_offset > result.next_offset:
             result.lose(result.next_offset, record.queue_offset)
@@ -183,24 +166,14 @@ class ColdRecords:
 
     # ---- questions
 
-    async def read(
-        self,
-        queue: Queue,
-        offset: int,
-        max_messages: int,
-        budget_bytes: int,
-        codes: frozenset[int] | None,
-        predicate: Predicate | None,
-        care: Care,
-        end: int,
-    ) -> ReadResult:
+    async def read(self, queue: Queue, offset: int, wanted: Wanted, end: int) -> ReadResult:
         """As `Readers.read_far`, for an *offset* that the tier has; *end* is that of the queue.
 
         Raises:
           Refused: the tier failed or did not answer in time.
         """
         tier = self._of()
-        result = await self._ask(lambda: tier.read(queue, offset, max_messages, budget_bytes, codes, predicate, care))
+        result = await self._ask(lambda: tier.read(queue, offset, wanted))
         if not offset < result.next_offset <= end:
             raise self._failure(f"it read message {offset} of {queue} and said to go on at {result.next_offset}")
         result.first_offset, result.end_offset = queue.first_offset, end

@@ -10,7 +10,7 @@ from martlet.store.disk.files import Disk
 from martlet.store.disk.page_cache import PageCache
 from martlet.store.queues.queues import BlockDamaged, Queue, Queues
 from martlet.store.read.cold import ColdRecords
-from martlet.store.read.reading import Care, LogReader, ReadResult, ReadStatus, bounds
+from martlet.store.read.reading import Care, LogReader, ReadResult, ReadStatus, Wanted, bounds
 from martlet.store.recovery.repair import Repairs
 
 __all__ = ["Readers"]
@@ -192,10 +192,10 @@ class Readers:
           Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.
           StoreFailed: the disk failed.
         """
-        if offset < queue.local_from and self.cold.has(queue, offset):
-            end = self.end_offset(queue)
-            return await self.cold.read(queue, offset, max_messages, budget_bytes, codes, predicate, care, end)
         end = self.end_offset(queue)
+        if offset < queue.local_from and self.cold.has(queue, offset):
+            wanted = Wanted(max_messages, budget_bytes, codes, predicate, care)
+            return await self.cold.read(queue, offset, wanted, end)
         outside = bounds(queue, offset, end)
         if outside is not None:
             return outside
@@ -217,7 +217,8 @@ class Readers:
             raise Refused(Reason.UNAVAILABLE, f"{where} is damaged again after each rebuild; check the disk")
         if result.status is ReadStatus.REMOVED and self.cold.has(queue, offset):
             # Retention removed it, and the queue's first offset follows (`FirstOffsets`).
-            return await self.cold.read(queue, offset, max_messages, budget_bytes, codes, predicate, care, end)
+            wanted = Wanted(max_messages, budget_bytes, codes, predicate, care)
+            return await self.cold.read(queue, offset, wanted, end)
         result.end_offset = self.end_offset(queue)
         return result
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum, unique
 from typing import Final, final
 
+from msgspec import Struct
+
 from martlet.records.codec import check_record, has_record_crc, write_record_crc
 from martlet.records.layout import (
     BLANK_SIZE,
@@ -33,7 +35,7 @@ from martlet.store.queues.queues import BlockDamaged, Queue
 from martlet.store.read.gather import count_intact, gather_records, select_entries
 from martlet.store.read.needle_match import STEPS_MAX, NeedleSearch
 
-__all__ = ["Care", "LogReader", "ReadResult", "ReadStatus", "merged"]
+__all__ = ["Care", "LogReader", "ReadResult", "ReadStatus", "Wanted", "merged"]
 
 # Entries that a read checks at most for wanted tags, in about 0.1 ms. RocketMQ checks 800 (maxFilterMessageSize) and
 # lets its client ask again.
@@ -81,6 +83,19 @@ class Care(IntEnum):
     # Like TELL, but records are not checked unless there is a predicate: the caller compares them with their CRCs, and
     # with the messages that it asked for.
     CALLER_CHECKS = 2
+
+
+class Wanted(Struct, frozen=True, eq=False):
+    """What a read returns: at most *count_max* messages, the first and as many more as fit *budget_bytes*.
+
+    They have one of *codes* in their queue entries, and *predicate* returns true for their records; None selects all.
+    """
+
+    count_max: int
+    budget_bytes: int
+    codes: frozenset[int] | None = None
+    predicate: Predicate | None = None
+    care: Care = Care.LEAVE_OUT
 
 
 @final
@@ -303,10 +318,14 @@ class LogReader:
             all_checked = checked_count
             if search is not None and len(indexes) >= NARROWED_MIN:
                 data, indexes, checked_count = _narrow(data, indexes, checked_count, search, tests)
-            pieces_before = len(result.pieces)
-            index = self._collect(
-                result, queue, offset, indexes, data, max_messages, budget_bytes, predicate, load, wait
-            )
+            pieces_before, done, index = len(result.pieces), 0, -1
+            if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
+                done = self._collect_many(result, queue, offset, indexes, data, max_messages, budget_bytes, load)
+            if done < len(indexes):
+                left, rest = indexes[done:], data[done * ENTRY_BYTES :]
+                index = self._collect(
+                    result, queue, offset, left, rest, max_messages, budget_bytes, predicate, load, wait
+                )
             if queue.light:
                 _write_places(result.pieces, pieces_before, queue, offset, indexes, data)
             if index == NOT_AT_HAND:
@@ -369,29 +388,6 @@ class LogReader:
 
         `NOT_AT_HAND` means that reading the first record would wait for the disk.
         """
-        if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
-            done = self._collect_many(result, queue, offset, indexes, data, max_messages, budget_bytes, load)
-            if done == len(indexes):
-                return -1
-            indexes, data = indexes[done:], data[done * ENTRY_BYTES :]
-        return self._collect_singly(
-            result, queue, offset, indexes, data, max_messages, budget_bytes, predicate, load, wait
-        )
-
-    def _collect_singly(
-        self,
-        result: ReadResult,
-        queue: Queue,
-        offset: int,
-        indexes: list[int] | range,
-        data: bytes,
-        max_messages: int,
-        budget_bytes: int,
-        predicate: Predicate | None,
-        load: Load,
-        wait: bool,
-    ) -> int:
-        """As `_collect`, one record after the other."""
         pieces, before = result.pieces, result.count
         count, skipped, left = before, 0, budget_bytes - result.size
         low, high, is_checked, view = 0, 0, False, memoryview(b"")
