@@ -1,1 +1,1 @@
-"""Columns of stored records: Arrow tables of records, and their very bytes made again of these; needs no Spark."""
+"""Decodes stored records into Arrow tables, and encodes such tables back into the same bytes; needs no Spark."""

@@ -1,4 +1,4 @@
-"""Makes the very bytes of records from the rows of an exact table, all rows of a batch at once.
+"""Encodes the rows of an exact table back into the bytes of their records, all rows of a batch at once.
 
 A record has a few parts; each part is one Arrow array with an element per row. Joined row by row, they form one array,
 whose buffer has the records one after the other. Of the ways to join them this is the fastest: the same by one `take`
@@ -13,27 +13,14 @@ import pyarrow.compute as pc
 
 from martlet.records.layout import MAGIC_V2, START_BYTES
 from martlet_columns.errors import RecordError
-from martlet_columns.records import Integers, Records
+from martlet_columns.records import START_FIELDS, Integers, Records
 from martlet_columns.schema import exact_schema
 
 __all__ = ["Rows", "rebuild", "record_array"]
 
 Rows: TypeAlias = "pa.RecordBatch | pa.Table"
 
-# `martlet.records.layout.START`: the fields before the hosts.
-START: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">i4"),
-        ("crc", ">i4"),
-        ("queue", ">i4"),
-        ("flag", ">i4"),
-        ("offset", ">i8"),
-        ("position", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_ms", ">i8"),
-    ]
-)
+START: Final = np.dtype(list(START_FIELDS))
 assert START.itemsize == START_BYTES
 # `martlet.records.layout.AFTER_STORE`: the fields after the hosts.
 AFTER: Final = np.dtype([("reconsume_times", ">i4"), ("prepared_position", ">i8"), ("body_bytes", ">i4")])

@@ -27,18 +27,22 @@ __all__ = ["Data", "Integers", "Records", "doubtful_records", "joined", "record_
 Data: TypeAlias = bytearray | memoryview
 Integers: TypeAlias = "np.ndarray[tuple[int], np.dtype[Any]]"
 
+# The fields before the hosts.
+START_FIELDS: Final = (
+    ("size", ">i4"),
+    ("magic", ">u4"),
+    ("crc", ">u4"),
+    ("queue", ">i4"),
+    ("flag", ">i4"),
+    ("offset", ">i8"),
+    ("position", ">i8"),
+    ("sys_flag", ">i4"),
+    ("born_ms", ">i8"),
+)
 # `martlet.records.layout.HEAD`: the fixed fields, if both hosts are IPv4 addresses.
 HEADS: Final = np.dtype(
     [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("crc", ">u4"),
-        ("queue", ">i4"),
-        ("flag", ">i4"),
-        ("offset", ">i8"),
-        ("position", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_ms", ">i8"),
+        *START_FIELDS,
         ("born_host", ("u1", 8)),
         ("store_ms", ">i8"),
         ("store_host", ("u1", 8)),

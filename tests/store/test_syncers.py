@@ -183,10 +183,10 @@ async def test_what_was_written_after_a_flush_in_this_thread_is_flushed_too(cloc
     async with trio.open_nursery() as nursery:
         await nursery.start(store.upkeep.run)
         await trio.testing.wait_all_tasks_blocked()
-        for now in True, False:
+        for is_blocking in True, False:
             end = store.writer.append(message(b"x"), 0).end
             store.committer.commit()
-            if now:
+            if is_blocking:
                 store.flusher.flush_now()
         assert store.flusher.sync.is_under_way
         assert store.durable < end

@@ -24,7 +24,9 @@ def test_a_store_with_conditional_writes_passes_and_keeps_nothing(tier: Tier) ->
 
 
 def test_memory_passes() -> None:
-    probe(RemoteObjects(TierLocation("memory:///", Credentials({}), {}), TieredConfig(url="memory:///")), "one")
+    objects = RemoteObjects(TierLocation("memory:///", Credentials({}), {}), TieredConfig(url="memory:///"))
+    probe(objects, "one")
+    assert objects.list_folder("probe") == []
 
 
 def test_a_store_that_ignores_the_condition_is_refused(faulty: Faulty, faulty_tier: Tier) -> None:
@@ -121,4 +123,6 @@ def test_each_broken_promise_is_noticed(promise: str, why: str) -> None:
 
 
 def test_honest_objects_pass() -> None:
-    probe(Lying(""), "one")  # type: ignore[arg-type]
+    objects = Lying("")
+    probe(objects, "one")  # type: ignore[arg-type]
+    assert objects.data == {}

@@ -1,8 +1,8 @@
 """The log of a Delta table: its state, one commit at a time, and checkpoints, through deltalake.
 
 In a local directory a commit counts once it is durable: deltalake links its file before the data are on the disk. So
-what it has written is synced before it is believed (`Objects.sync`), and a file that a power cut left incomplete, which
-nobody has believed yet, is set aside before deltalake reads the log.
+what it has written is synced before anything relies on it (`Objects.sync`), and a file that a power cut left
+incomplete, on which nothing has relied yet, is set aside before deltalake reads the log.
 """
 
 import json
@@ -132,7 +132,7 @@ class TableLog:
     def open(self) -> bool:
         """Read the log from its last checkpoint on; whether there is one."""
         if self._objects.can_tear:
-            self._make_believable()
+            self._set_torn_aside()
         try:
             self._table = self._ask(lambda: DeltaTable(self.url, storage_options=self._options))
         except ObjectMissing:
@@ -246,7 +246,7 @@ class TableLog:
         except (ObjectMissing, ValueError, KeyError):
             return 0
 
-    def _make_believable(self) -> None:
+    def _set_torn_aside(self) -> None:
         """Set files aside that a power cut left incomplete, and make all others durable."""
         listed = self._objects.list_folder(LOG_FOLDER)
         commits = [each for each in listed if parse_commit(each.name) is not None]

@@ -29,7 +29,7 @@ class DataFile(Struct, frozen=True):
 
     @property
     def name(self) -> DataName | None:
-        """What the path says; None if another program wrote the file, as Delta's OPTIMIZE does."""
+        """The parts of the path; None if another program wrote the file, as Delta's OPTIMIZE does."""
         return parse_data(self.path)
 
     @property

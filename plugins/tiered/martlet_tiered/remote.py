@@ -125,7 +125,7 @@ class RemoteObjects:
         self._ask(name, lambda: obstore.put(self._store, name, data, mode={"e_tag": tag}))
 
     def sync(self, names: Sequence[str]) -> None:
-        pass
+        """Do nothing: the store has made durable what it has accepted."""
 
     def _create_unconditionally(self, name: str, data: bytes) -> None:
         try:
