@@ -51,6 +51,7 @@ EFFECTS = {
             "martlet/store/disk/syncers.py": "the thread that makes files durable",
             "martlet/config.py": "reads the configuration file",
             "martlet/cli/new_plugin.py": "writes the files of a plugin to begin with",
+            "martlet/runtime/fsync.py": "makes what others have written durable",
             "martlet/runtime/clock.py": "reads from the kernel when this process began",
             "martlet/runtime/installed.py": "reads what pip has written about the installed packages",
             "martlet/runtime/malloc_trim.py": "reads from the kernel how much memory this process has",

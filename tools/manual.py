@@ -308,7 +308,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("State computed from the log", "martlet.state.projection", ("Projection", "HoldsMessages", "NOTHING")),
     Chapter("Cold tiers", "martlet.store.cold_tier", ("ColdTier",)),
     Chapter("Reading cold tiers", "martlet.store.read.cold", ("ColdRecords: keep", "select_records")),
-    Chapter("What a read returns", "martlet.store.read.reading", ("Wanted", "Care", "ReadResult", "ReadStatus")),
+    Chapter("What a read returns", "martlet.store.read.reading", ("ReadOptions", "Care", "ReadResult", "ReadStatus")),
     Chapter("Threads for calls that may hang", "martlet.runtime.io_threads", ("IoThreads",)),
     Chapter("Snapshots of that state", "martlet.state", ("Pages", "pack_rows", "unpack_rows")),
     Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),

@@ -12,7 +12,7 @@ from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message, encode_properties
 from martlet.plugins.loader import guarded_filter
 from martlet.records.codec import decode_records
-from martlet.store import ReadResult, ReadStatus, Wanted
+from martlet.store import ReadOptions, ReadResult, ReadStatus
 from martlet.store.queue_reader import QueueRead
 from martlet.store.read.readers import Readers
 from martlet.tables.groups import Group
@@ -53,7 +53,7 @@ def pull_that_was_read(client: FakeClient, topic: str, offset: int, result: Read
     gate = client.harness.broker.gate(Identity())
     queue = client.harness.store.queue(topic, 0)
     pull = Pull(context.pulls, 4711, "G", queue, offset, 32, 1 << 18, EVERYTHING, gate, gate.consume("G", topic))
-    request = QueueRead(queue, offset, Wanted(32, 1 << 18))
+    request = QueueRead(queue, offset, ReadOptions(32, 1 << 18))
     request.result = result
     context.pulls.reader._line.results[pull] = request
     context.pulls.queue_up(pull)

@@ -6,7 +6,7 @@ from martlet.store.disk.files import Disk, RealDisk, Usage, atomic_write, read_g
 from martlet.store.queue_reader import QueueReader
 from martlet.store.queues.queues import Queue
 from martlet.store.read.lookup import KeyQueryResult
-from martlet.store.read.reading import Care, ReadResult, ReadStatus, Wanted, merged
+from martlet.store.read.reading import Care, ReadOptions, ReadResult, ReadStatus, merged
 from martlet.store.recovery.recovery import Progress
 from martlet.store.statistics import StoreStatistics
 from martlet.store.store import Store
@@ -19,6 +19,7 @@ __all__ = [
     "Progress",
     "Queue",
     "QueueReader",
+    "ReadOptions",
     "ReadResult",
     "ReadStatus",
     "RealDisk",
@@ -26,7 +27,6 @@ __all__ = [
     "StoreConfig",
     "StoreStatistics",
     "Usage",
-    "Wanted",
     "atomic_write",
     "merged",
     "read_generation",

@@ -15,7 +15,7 @@ from martlet.errors import Refused, StoreError
 from martlet.records.layout import Predicate
 from martlet.store.queues.queues import Queue
 from martlet.store.read.readers import Readers
-from martlet.store.read.reading import Care, ReadResult, Wanted
+from martlet.store.read.reading import Care, ReadOptions, ReadResult
 
 __all__ = ["QueueRead", "QueueReader", "Start"]
 
@@ -31,7 +31,7 @@ class QueueRead:
 
     __slots__ = ("failure", "offset", "queue", "result", "wanted")
 
-    def __init__(self, queue: Queue, offset: int, wanted: Wanted) -> None:
+    def __init__(self, queue: Queue, offset: int, wanted: ReadOptions) -> None:
         self.queue = queue
         self.offset = offset
         self.wanted = wanted
@@ -209,7 +209,7 @@ class QueueReader:
                 return None
         result = self._readers.read_near(queue, offset, count_max, budget_bytes, codes, predicate, care)
         if result is None:
-            wanted = Wanted(count_max, budget_bytes, codes, predicate, care)
+            wanted = ReadOptions(count_max, budget_bytes, codes, predicate, care)
             line.pending[place] = QueueRead(queue, offset, wanted)
             line.start_reading(start)
         elif line.pending:

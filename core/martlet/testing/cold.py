@@ -10,7 +10,7 @@ from martlet.broker import Broker
 from martlet.message import find_property
 from martlet.plugins.hooks import Hooks
 from martlet.records.layout import RecordView, record_views
-from martlet.store import ColdTier, Queue, ReadResult, Store, Wanted
+from martlet.store import ColdTier, Queue, ReadOptions, ReadResult, Store
 from martlet.store.read.cold import may_be_cold, select_records
 
 __all__ = ["MemoryTier", "MemoryTierPlugin", "remove_sealed", "use_memory_tier"]
@@ -132,7 +132,7 @@ class MemoryTier:
     def _of(self, queue: Queue) -> _KeptQueue:
         return self._kept[queue.topic, queue.queue_id]
 
-    async def read(self, queue: Queue, offset: int, wanted: Wanted) -> ReadResult:
+    async def read(self, queue: Queue, offset: int, wanted: ReadOptions) -> ReadResult:
         """Return records of *queue* from *offset* on; calls the predicate on the event loop."""
         await self._answer("read")
         kept = self._of(queue)

@@ -22,7 +22,7 @@ from martlet.store.format.delays import SCHEDULE_TOPIC
 from martlet.store.format.light import is_light
 from martlet.store.format.notes import OWN_PREFIX
 from martlet.store.queues.queues import Queue, Queues
-from martlet.store.read.reading import ReadResult, ReadStatus, Wanted
+from martlet.store.read.reading import ReadOptions, ReadResult, ReadStatus
 
 __all__ = ["ColdReader", "ColdRecords", "may_be_cold", "select_records"]
 
@@ -53,7 +53,7 @@ class ColdReader(Protocol):
         """The tier's name in errors, such as ``s3``."""
         ...
 
-    async def read(self, queue: Queue, offset: int, wanted: Wanted) -> ReadResult:
+    async def read(self, queue: Queue, offset: int, wanted: ReadOptions) -> ReadResult:
         """As `Readers.read_far`, for an *offset* that the tier has; `select_records` makes the result.
 
         ``next_offset`` of the result is greater than *offset*: with a filter, the tier looks at some records, and goes
@@ -92,7 +92,7 @@ def may_be_cold(topic: str) -> bool:
     return not (topic in INTERNAL or topic.startswith(INTERNAL_PREFIXES) or is_light(topic))
 
 
-def select_records(queue: Queue, records: Iterable[bytes], offset: int, end: int, wanted: Wanted) -> ReadResult:
+def select_records(queue: Queue, records: Iterable[bytes], offset: int, end: int, wanted: ReadOptions) -> ReadResult:
     """Return the result of a read of *queue* at *offset* from *records*, which ascend and are all that it has up to
     *end*.
 
@@ -166,7 +166,7 @@ class ColdRecords:
 
     # ---- questions
 
-    async def read(self, queue: Queue, offset: int, wanted: Wanted, end: int) -> ReadResult:
+    async def read(self, queue: Queue, offset: int, wanted: ReadOptions, end: int) -> ReadResult:
         """As `Readers.read_far`, for an *offset* that the tier has; *end* is that of the queue.
 
         Raises:

@@ -16,7 +16,7 @@ from martlet.store.disk.segments import Segments
 from martlet.store.format.notes import OWN_PREFIX
 from martlet.store.queues.queues import BlockDamaged, Queue, Queues, position_in
 from martlet.store.read.readers import Readers
-from martlet.store.read.reading import Wanted
+from martlet.store.read.reading import ReadOptions
 from martlet.store.recovery.indexer import Indexer
 from martlet.store.recovery.repair import Repairs
 from martlet.store.recovery.usual import STORE_MS_END
@@ -207,7 +207,7 @@ class Lookup:
     def _cold_record(self, queue: Queue, offset: int) -> WaitingSteps[RecordView | None]:
         """Return message *offset* of *queue* from the cold tier; None if it is lost."""
         cold, end = self._readers.cold, self._readers.end_offset(queue)
-        read = yield from wait_for(partial(cold.read, queue, offset, Wanted(1, 1), end))
+        read = yield from wait_for(partial(cold.read, queue, offset, ReadOptions(1, 1), end))
         record = RecordView(b"".join(read.pieces)) if read.count else None
         return record if record is not None and record.queue_offset == offset else None
 

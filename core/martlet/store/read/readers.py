@@ -10,7 +10,7 @@ from martlet.store.disk.files import Disk
 from martlet.store.disk.page_cache import PageCache
 from martlet.store.queues.queues import BlockDamaged, Queue, Queues
 from martlet.store.read.cold import ColdRecords
-from martlet.store.read.reading import Care, LogReader, ReadResult, ReadStatus, Wanted, bounds
+from martlet.store.read.reading import Care, LogReader, ReadOptions, ReadResult, ReadStatus, bounds
 from martlet.store.recovery.repair import Repairs
 
 __all__ = ["Readers"]
@@ -194,7 +194,7 @@ class Readers:
         """
         end = self.end_offset(queue)
         if offset < queue.local_from and self.cold.has(queue, offset):
-            wanted = Wanted(max_messages, budget_bytes, codes, predicate, care)
+            wanted = ReadOptions(max_messages, budget_bytes, codes, predicate, care)
             return await self.cold.read(queue, offset, wanted, end)
         outside = bounds(queue, offset, end)
         if outside is not None:
@@ -217,7 +217,7 @@ class Readers:
             raise Refused(Reason.UNAVAILABLE, f"{where} is damaged again after each rebuild; check the disk")
         if result.status is ReadStatus.REMOVED and self.cold.has(queue, offset):
             # Retention removed it, and the queue's first offset follows (`FirstOffsets`).
-            wanted = Wanted(max_messages, budget_bytes, codes, predicate, care)
+            wanted = ReadOptions(max_messages, budget_bytes, codes, predicate, care)
             return await self.cold.read(queue, offset, wanted, end)
         result.end_offset = self.end_offset(queue)
         return result

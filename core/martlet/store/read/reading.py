@@ -35,7 +35,7 @@ from martlet.store.queues.queues import BlockDamaged, Queue
 from martlet.store.read.gather import count_intact, gather_records, select_entries
 from martlet.store.read.needle_match import STEPS_MAX, NeedleSearch
 
-__all__ = ["Care", "LogReader", "ReadResult", "ReadStatus", "Wanted", "merged"]
+__all__ = ["Care", "LogReader", "ReadOptions", "ReadResult", "ReadStatus", "merged"]
 
 # Entries that a read checks at most for wanted tags, in about 0.1 ms. RocketMQ checks 800 (maxFilterMessageSize) and
 # lets its client ask again.
@@ -85,7 +85,7 @@ class Care(IntEnum):
     CALLER_CHECKS = 2
 
 
-class Wanted(Struct, frozen=True, eq=False):
+class ReadOptions(Struct, frozen=True, eq=False):
     """What a read returns: at most *count_max* messages, the first and as many more as fit *budget_bytes*.
 
     They have one of *codes* in their queue entries, and *predicate* returns true for their records; None selects all.
