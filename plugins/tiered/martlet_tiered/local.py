@@ -59,7 +59,7 @@ class LocalObjects:
     def __repr__(self) -> str:
         return f"LocalObjects({self.url!r})"
 
-    def create(self, name: str, data: bytes) -> None:
+    def create(self, name: str, data: bytes | memoryview) -> None:
         path = self._path(name)
         try:
             if self._link(data, path) or self._holds(path, data):
@@ -149,7 +149,7 @@ class LocalObjects:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
         fsync_path(parent)
 
-    def _link(self, data: bytes, path: str) -> bool:
+    def _link(self, data: bytes | memoryview, path: str) -> bool:
         """Whether *path* did not exist and has *data* now."""
         folder = os.path.dirname(path)
         self._make_folder(folder)
@@ -174,7 +174,7 @@ class LocalObjects:
             with suppress(FileExistsError):
                 return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
-    def _holds(self, path: str, data: bytes) -> bool:
+    def _holds(self, path: str, data: bytes | memoryview) -> bool:
         with open(path, "rb") as file:
             is_same = os.fstat(file.fileno()).st_size == len(data) and file.read() == data
         if is_same:

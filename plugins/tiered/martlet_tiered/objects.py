@@ -31,7 +31,7 @@ class Objects(Protocol):
     # A power cut can leave a file incomplete that another program has written without fsync.
     can_tear: bool
 
-    def create(self, name: str, data: bytes) -> None:
+    def create(self, name: str, data: bytes | memoryview) -> None:
         """Store the object *name* durably, unless there is one. It appears with all of its data, or not at all.
 
         If an earlier attempt has stored the same data and its answer was lost, that counts; so does an object with

@@ -72,12 +72,12 @@ class RemoteObjects:
     def __repr__(self) -> str:
         return f"RemoteObjects({self.url!r})"
 
-    def create(self, name: str, data: bytes) -> None:
+    def create(self, name: str, data: bytes | memoryview) -> None:
         if self._unconditional:
             self._create_unconditionally(name, data)
             return
         try:
-            self._ask(name, lambda: obstore.put(self._bulk, name, data, mode="create"))
+            self._ask(name, lambda: obstore.put(self._bulk, name, obstore.Bytes(data), mode="create"))
         except ObjectExists:
             # It may be ours: the answer to an attempt can get lost, and a proxy can send a request twice.
             if not self._holds(name, data):
@@ -127,16 +127,18 @@ class RemoteObjects:
     def sync(self, names: Sequence[str]) -> None:
         """Do nothing: the store has made durable what it has accepted."""
 
-    def _create_unconditionally(self, name: str, data: bytes) -> None:
+    def _create_unconditionally(self, name: str, data: bytes | memoryview) -> None:
         try:
             self.size(name)
         except ObjectMissing:
-            self._ask(name, lambda: obstore.put(self._bulk, name, data, mode="overwrite", use_multipart=False))
+            self._ask(
+                name, lambda: obstore.put(self._bulk, name, obstore.Bytes(data), mode="overwrite", use_multipart=False)
+            )
             return
         if not self._holds(name, data):
             raise ObjectExists(f"{self._where(name)!r} exists already, with other data")
 
-    def _holds(self, name: str, data: bytes) -> bool:
+    def _holds(self, name: str, data: bytes | memoryview) -> bool:
         try:
             return self.size(name) == len(data) and self.read(name) == data
         except ObjectMissing:
