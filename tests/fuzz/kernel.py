@@ -17,7 +17,15 @@ from typing import Any, Final
 import atheris
 
 with atheris.instrument_imports(
-    include=["martlet", "martlet_columns", "martlet_mqtt", "martlet_remoting", "martlet_stomp", "martlet_spark"]
+    include=[
+        "martlet",
+        "martlet_columns",
+        "martlet_filter_sql92",
+        "martlet_mqtt",
+        "martlet_remoting",
+        "martlet_stomp",
+        "martlet_spark",
+    ]
 ):
     import tests.native
 

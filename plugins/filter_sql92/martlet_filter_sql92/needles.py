@@ -1,24 +1,18 @@
 """Needles: byte strings that every selected record contains, so that a scan can search for them and skip other records.
 
 A record stores its properties as ``name\\x01value\\x02...``, so ``colour = 'red'`` selects only records with the bytes
-``colour\\x01red``. A needle is a regular expression over raw bytes: an escaped literal, then alternatives or at most
-some digits. `re` searches the literal without backtracking, and the part after the literal cannot contain it, so the
-time is linear for any bytes. Different literals are searched one after the other for the same reason. Other records may
-contain a needle too, even in a body: the condition decides. Every selected record must contain it.
-
-Numbers: a text that counts as 7 is ``7`` after an optional sign and zeros, or has one of ``.eE``. The whole numbers of
-a range are matched digit by digit. If the form of a condition on one property implies no bytes, its values are
-evaluated (`values.py`).
+``colour\\x01red``. A needle is searched in raw bytes (`searches.py`). Other records may contain it too, even in a body:
+the condition decides. Every selected record must contain it. If the form of a condition on one property implies no
+bytes, its values are evaluated (`values.py`).
 """
 
 import math
-import re
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple, TypeAlias
 
 from martlet.contracts import Find
-from martlet_filter_sql92.compiler import NUMBER_CHARACTERS_MAX
+from martlet.runtime.native import native
 from martlet_filter_sql92.parser import (
     And,
     Arithmetic,
@@ -35,11 +29,11 @@ from martlet_filter_sql92.parser import (
     Search,
     Value,
 )
-from martlet_filter_sql92.values import ALTERNATIVES_MAX, END, Values, key_of, values_of
+from martlet_filter_sql92.searches import HITS_MAX, Numbers, Texts, count_names, start_of
+from martlet_filter_sql92.values import ALTERNATIVES_MAX, Values, values_of
 
 __all__ = ["compile_needle", "needle_of"]
 
-HITS_MAX: Final = 8192  # in one call, which then takes 2 ms
 # The bytes after each name are compared, in up to 0.06 us. Usual messages have at most one name in 16 bytes, and a MiB
 # of them takes 4 ms.
 BYTES_A_NAME: Final = 16
@@ -54,19 +48,17 @@ VALUES_WEIGHT: Final = 22
 HALF_RANGE_WEIGHT: Final = 30
 RANGE_WEIGHT: Final = 60
 INTEGERS_EXACT: Final = 1 << 53  # beyond, a decimal text may equal a whole number with other digits
-SOME_DIGITS: Final = b"{0,%d}" % NUMBER_CHARACTERS_MAX
-# The repetitions are possessive: their characters cannot be those that follow.
-DECIMAL: Final = rb"[+\-0-9]" + SOME_DIGITS + rb"+[.eE]"
-ZEROS: Final = b"0" + SOME_DIGITS + b"+"
-ZERO: Final = b"0{1,%d}+(?![0-9])" % NUMBER_CHARACTERS_MAX
-ZERO_DIGIT, NINE = b"09"
+NO_WHOLE_NUMBER: Final = 1, 0
 BOUND_MAX: Final = 10**18
 MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 UNDECODED: Final = "\ufffd"  # replaces bytes that are not UTF-8
 
 
+Pattern: TypeAlias = Texts | Numbers | Values
+
+
 class Needle(NamedTuple):
-    patterns: tuple[bytes | Values, ...]  # a record contains one of them
+    patterns: tuple[Pattern, ...]  # a record contains one of them
     weight: int  # selectivity: of several needles that all must match, the heaviest is searched
 
 
@@ -78,34 +70,27 @@ def compile_needle(node: Node, steps: list[int]) -> Find | None:
     needle = needle_of(node, steps)
     if needle is None:
         return None
-    searches = [_search_of(pattern) for pattern in needle.patterns]
-    compares_names = any(b"(?:" in pattern for pattern in needle.patterns if isinstance(pattern, bytes))
+    patterns, count = needle.patterns, native(count_names)
+    compares_names = any(not isinstance(each, Values) and each.compares_names for each in patterns)
 
     def find(data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
         if compares_names:
-            names = data.count(b"\x01", begin, end)
+            names = count(data, begin, end)
             if names > (end - begin) // BYTES_A_NAME + NAMES_MAX:
                 return None
             steps[0] += names // NAMES_A_STEP
         hits: list[int] = []
         steps_limit = steps[0] + STEPS_MAX
-        for search in searches:
-            new_hits = search(data, begin, end) if steps[0] <= steps_limit else None
+        for pattern in patterns:
+            new_hits = pattern(data, begin, end) if steps[0] <= steps_limit else None
             if new_hits is None or len(hits) + len(new_hits) >= HITS_MAX:
                 return None
             hits += new_hits
-        if len(searches) > 1:
+        if len(patterns) > 1:
             hits.sort()
         return hits
 
     return find
-
-
-def _search_of(pattern: bytes | Values) -> Find:
-    if isinstance(pattern, Values):
-        return pattern
-    search = re.compile(pattern, re.DOTALL).finditer
-    return lambda data, begin, end: [match.start() for match in islice(search(data, begin, end), HITS_MAX)]
 
 
 def needle_of(node: Node, steps: list[int]) -> Needle | None:
@@ -153,9 +138,7 @@ def _heaviest(needles: Sequence[Needle | None]) -> Needle | None:
 
 def _any(needles: Sequence[Needle | None]) -> Needle | None:
     known_needles = [needle for needle in needles if needle is not None]
-    patterns: tuple[bytes | Values, ...] = tuple(
-        dict.fromkeys(chain.from_iterable(each.patterns for each in known_needles))
-    )
+    patterns = tuple(dict.fromkeys(chain.from_iterable(each.patterns for each in known_needles)))
     if len(known_needles) < len(needles) or len(patterns) > NEEDLES_MAX:
         return None
     return Needle(patterns, min(needle.weight for needle in known_needles))
@@ -189,7 +172,7 @@ def _names(node: Node) -> list[str]:
 
 
 def _name(name: str) -> Needle:
-    return Needle((key_of(name),), min(len(name), NAME_WEIGHT_MAX))
+    return Needle((Texts(start_of(name)),), min(len(name), NAME_WEIGHT_MAX))
 
 
 # Texts
@@ -206,17 +189,17 @@ def _text(node: In | Like | Search) -> Needle | None:
     if node.negated or not node.text:
         return None
     if node.operator == "STARTSWITH":
-        return _value(name, node.text, b"")
-    return _literal(node.text, END if node.operator == "ENDSWITH" else b"")
+        return _value(name, node.text, is_whole=False)
+    return _literal(node.text, is_whole=node.operator == "ENDSWITH")
 
 
 def _one_of(name: str, texts: list[str]) -> Needle | None:
     if len(texts) == 1:
-        return _value(name, texts[0], END)
+        return _value(name, texts[0], is_whole=True)
     if len(texts) > ALTERNATIVES_MAX or any(UNDECODED in text or "\x01" in text for text in texts):
         return None
-    pattern = b"|".join(re.escape(text.encode()) for text in texts)
-    return Needle((key_of(name) + b"(?:" + pattern + b")" + END,), 150 + len(name) + min(map(len, texts)))
+    search = Texts(start_of(name), tuple(text.encode() for text in texts), is_whole=True)
+    return Needle((search,), 150 + len(name) + min(map(len, texts)))
 
 
 def _like(name: str, node: Like) -> Needle | None:
@@ -227,23 +210,23 @@ def _like(name: str, node: Like) -> Needle | None:
             is_quoted = True
             continue
         if not is_quoted and character in "%_":
-            return _value(name, literal, b"") if literal else None
+            return _value(name, literal, is_whole=False) if literal else None
         literal += character
         is_quoted = False
-    return _value(name, literal, END)
+    return _value(name, literal, is_whole=True)
 
 
-def _value(name: str, text: str, end: bytes) -> Needle | None:
-    """Return the needle of property *name* with a value that begins with *text*, or equals it, depending on *end*."""
+def _value(name: str, text: str, *, is_whole: bool) -> Needle | None:
+    """Return the needle of property *name* with a value that begins with *text*, or equals it if it *is_whole*."""
     if UNDECODED in text:
         return None
-    return Needle((key_of(name) + re.escape(text.encode()) + end,), 150 + len(name) + len(text))
+    return Needle((Texts(start_of(name), (text.encode(),), is_whole),), 150 + len(name) + len(text))
 
 
-def _literal(text: str, end: bytes) -> Needle | None:
+def _literal(text: str, *, is_whole: bool) -> Needle | None:
     if UNDECODED in text:
         return None
-    return Needle((re.escape(text.encode()) + end,), 50 + len(text))
+    return Needle((Texts(b"", (text.encode(),), is_whole),), 50 + len(text))
 
 
 # Comparisons
@@ -260,24 +243,14 @@ def _comparison(node: Compare) -> Needle | None:
 
 def _equal(node: PropertyReference, value: Value) -> Needle | None:
     if isinstance(value, str):
-        return _value(node.name, value, END)
-    key, weight = key_of(node.name), 100 + len(node.name)
+        return _value(node.name, value, is_whole=True)
+    start, weight = start_of(node.name), 100 + len(node.name)
     if value is True:
-        return Needle((key + rb"(?i:true)" + END,), weight)
+        return Needle((Texts(start, (b"true",), is_whole=True, ignores_case=True),), weight)
     if value is None or value is False or abs(value) >= INTEGERS_EXACT:
         return None
-    digits = DECIMAL
-    if value == int(value):
-        digits += b"|" + _whole(int(value))
-    return Needle((key + b"(?:" + digits + b")",), weight)
-
-
-def _whole(value: int) -> bytes:
-    """Return a pattern for texts of *value* without ``.eE``."""
-    if not value:
-        return rb"[+\-]?" + ZERO
-    sign = rb"\+?" if value > 0 else b"-"
-    return sign + ZEROS + b"%d(?![0-9])" % abs(value)
+    low, high = (int(value), int(value)) if value == int(value) else NO_WHOLE_NUMBER
+    return Needle((Numbers(start, low, high),), weight)
 
 
 # Ranges
@@ -316,40 +289,5 @@ def _bounds(node: Node) -> tuple[str, int | None, int | None] | None:
 
 def _range(name: str, low: int | None, high: int | None) -> Needle:
     """Return the needle of numbers from *low* to *high*, both included; None for no bound."""
-    texts = [DECIMAL]
-    if (low is None or low <= 0) and (high is None or high >= 0):
-        texts.append(rb"[+\-]?" + ZERO)
-    if high is None or high > 0:
-        texts.append(rb"\+?" + _positive(max(low or 1, 1), high))
-    if low is None or low < 0:
-        lowest = 1 if high is None or high > -1 else -high
-        texts.append(b"-" + _positive(lowest, None if low is None else -low))
     weight = HALF_RANGE_WEIGHT if low is None or high is None else RANGE_WEIGHT
-    return Needle((key_of(name) + b"(?:" + b"|".join(texts) + b")",), weight + len(name))
-
-
-def _positive(low: int, high: int | None) -> bytes:
-    """Return a pattern for whole numbers from *low*, at least 1, to *high*; it has a lookahead for each bound."""
-    pattern = ZEROS + b"(?=(?:%b)(?![0-9]))" % _at_least(low)
-    return pattern if high is None else pattern + b"(?=(?:%b)(?![0-9]))" % _at_most(high)
-
-
-def _at_least(low: int) -> bytes:
-    digits = str(low).encode()
-    texts = [b"[1-9][0-9]{%d,%d}" % (len(digits), NUMBER_CHARACTERS_MAX), digits]
-    for index, digit in enumerate(digits):
-        if digit < NINE:
-            texts.append(b"%b[%c-9][0-9]{%d}" % (digits[:index], digit + 1, len(digits) - index - 1))
-    return b"|".join(texts)
-
-
-def _at_most(high: int) -> bytes:
-    digits = str(high).encode()
-    texts = [digits]
-    if len(digits) > 1:
-        texts.append(b"[1-9][0-9]{0,%d}" % (len(digits) - 2))
-    for index, digit in enumerate(digits):
-        lowest_digit = ZERO_DIGIT if index else ZERO_DIGIT + 1
-        if digit > lowest_digit:
-            texts.append(b"%b[%c-%c][0-9]{%d}" % (digits[:index], lowest_digit, digit - 1, len(digits) - index - 1))
-    return b"|".join(texts)
+    return Needle((Numbers(start_of(name), low, high),), weight + len(name))

@@ -6,14 +6,16 @@ record.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import islice
 from typing import Final, final
 
+from martlet.runtime.native import native
 from martlet_filter_sql92.compiler import Truth, compile_tree, cost_of, has_slow_like, nodes
 from martlet_filter_sql92.parser import Node, PropertyReference
+from martlet_filter_sql92.searches import start_of
 
-__all__ = ["ALTERNATIVES_MAX", "END", "Values", "key_of", "values_of"]
+__all__ = ["ALTERNATIVES_MAX", "Values", "distinct_values", "find_values", "values_of"]
 
 # A search extracts at most one value in this many bytes, each in 0.3 us. It does so piece by piece, to stop in time.
 BYTES_A_VALUE: Final = 96
@@ -29,19 +31,16 @@ KEPT_BYTES_MAX: Final = 64
 NODES_MAX: Final = 64  # of a condition, which is compiled twice
 ALTERNATIVES_MAX: Final = 8  # of one pattern, which compares them one after the other
 
-# A value ends before the separator, before the next record, whose first byte belongs to a size, or at the end. All
-# patterns only look ahead: consumed bytes could be the beginning of the next name.
-END: Final = rb"(?=[\x00-\x02]|\Z)"
-# The group is the value. A zero byte may belong to the value, unless it begins the next record: the record's magic, or
-# the magic of the segment's filler, follows the size. Neither magic is UTF-8, so no text contains one. A byte 1 is no
-# separator. If the end of the value is unknown, the group ends with one of these bytes.
-UNSURE: Final = (b"\x00", b"\x01")
-VALUE: Final = rb"(?=([^\x00-\x02]*+(?:\x00(?!...(?:\xda\xa3\x20[\xa7\xa8]|\xcb\xd4\x31\x94))|\x01)?))"
-
-
-def key_of(name: str) -> bytes:
-    """Return the pattern of the bytes before the value of property *name* in a record."""
-    return re.escape(name.encode()) + rb"\x01"
+# A zero byte may belong to a value, unless it begins the next record: the record's magic, or the magic of the segment's
+# filler, follows the size. Neither magic is UTF-8, so no text contains one. A byte 1 is no separator. If the end of a
+# value is unknown, the value ends with one of these bytes.
+ZERO_BYTE: Final = b"\x00"
+UNSURE: Final = (ZERO_BYTE, b"\x01")
+NEXT: Final = rb"...(?:\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94)"
+# The patterns only look ahead: consumed bytes could be the beginning of the next name. The group is the value.
+VALUE: Final = rb"(?=([^\x00-\x02]*+(?:\x00(?!" + NEXT + rb")|\x01)?))"
+VALUE_END: Final = rb"(?=\x02|\Z|\x00" + NEXT + b")"
+PATTERNS_MAX: Final = 64  # compiled ones that are kept
 
 
 @final
@@ -76,60 +75,33 @@ def values_of(node: Node, steps: list[int]) -> "Values | None":
 class Values:
     """Finds the places in raw bytes where property *name* has a value for which *truth* is TRUE; thread-safe."""
 
-    __slots__ = (
-        "_cost",
-        "_find_all",
-        "_iterate",
-        "_key",
-        "_last_pattern",
-        "_prefix",
-        "_steps",
-        "_truth",
-        "_verdicts",
-        "name",
-    )
+    __slots__ = ("_cost", "_start", "_steps", "_truth", "_verdicts", "_wanted", "name")
 
     def __init__(self, name: str, truth: Truth, cost: int, steps: list[int]) -> None:
         self.name = name
-        self._key = name.encode() + b"\x01"
+        self._start = start_of(name)
         self._truth = truth
         self._cost = cost
         self._steps = steps
-        self._prefix = key_of(name)
-        pattern = re.compile(self._prefix + VALUE, re.DOTALL)
-        self._find_all: Callable[[bytes | bytearray, int, int], list[bytes]] = pattern.findall
-        self._iterate: Callable[[bytes | bytearray, int, int], Iterator[re.Match[bytes]]] = pattern.finditer
         self._verdicts: dict[bytes, bool] = {}
-        # Values for which the condition is TRUE, and the pattern that finds them.
-        self._last_pattern: tuple[frozenset[bytes], re.Pattern[bytes] | None] = frozenset(), None
+        # Values for which the condition is TRUE, of the last searches: few, so that they need few patterns.
+        self._wanted: frozenset[bytes] = frozenset()
 
     def __call__(self, data: bytes | bytearray, begin: int, end: int) -> list[int] | None:
         """Return the places in ``data[begin:end]``; None if there are too many, or too many values."""
-        values = self._find_values(data, begin, end)
-        true_values = self._select_true(values) if values is not None else None
+        values_max = (end - begin) // BYTES_A_VALUE + VALUES_FREE
+        found = native(distinct_values)(data, begin, end, self._start, values_max)
+        if found is None:
+            return None
+        values, count = found
+        self._steps[0] += count * STEPS_A_TAKEN
+        true_values = self._select_true(values)
         if not true_values:
             return None if true_values is None else []
-        pattern = self._pattern(true_values)
-        if pattern is None:
-            return [match.start() for match in self._iterate(data, begin, end) if match[1] in true_values]
-        return [match.start() for match in pattern.finditer(data, begin, end)]
-
-    def _find_values(self, data: bytes | bytearray, begin: int, end: int) -> set[bytes] | None:
-        """Return all values in ``data[begin:end]``; None if there are too many."""
-        values: list[bytes] = []
-        values_max = (end - begin) // BYTES_A_VALUE + VALUES_FREE
-        while begin < end:
-            stop = data.find(b"\x02", begin + PIECE_BYTES, end)  # no name and no value contains this byte
-            if stop < 0:
-                stop = end
-            if stop - begin > 2 * PIECE_BYTES and data.count(self._key, begin, stop) > values_max:
-                return None
-            values += self._find_all(data, begin, stop)
-            if len(values) > values_max:
-                return None
-            begin = stop
-        self._steps[0] += len(values) * STEPS_A_TAKEN
-        return set(values)
+        if not true_values <= self._wanted:
+            wanted = self._wanted | true_values
+            self._wanted = wanted if len(wanted) <= ALTERNATIVES_MAX else true_values
+        return native(find_values)(data, begin, end, self._start, self._wanted)
 
     def _select_true(self, values: set[bytes]) -> frozenset[bytes] | None:
         """Return the values of *values* for which the condition is TRUE; None if too many are new."""
@@ -147,6 +119,8 @@ class Values:
                 true_values.add(value)
             if len(verdicts) < VERDICTS_MAX and len(value) <= KEPT_BYTES_MAX:
                 verdicts[value] = holds
+        # The search for all values may see where a value ends that seemed to continue with a zero byte.
+        true_values |= {value[:-1] for value in true_values if value[-1:] == ZERO_BYTE}
         return frozenset(true_values)
 
     def _holds(self, value: bytes) -> bool:
@@ -154,15 +128,42 @@ class Values:
             return True
         return self._truth(_One(value.decode("utf-8", "replace") or None)) is True
 
-    def _pattern(self, true_values: frozenset[bytes]) -> re.Pattern[bytes] | None:
-        """Return a pattern that finds *true_values* and values searched before; None if the pattern would be slow."""
-        values, pattern = self._last_pattern
-        if pattern is not None and true_values <= values:
-            return pattern
-        values = values | true_values if len(values | true_values) <= ALTERNATIVES_MAX else true_values
-        if len(values) > ALTERNATIVES_MAX:
+
+def distinct_values(
+    data: bytes | bytearray, begin: int, end: int, start: bytes, values_max: int
+) -> tuple[set[bytes], int] | None:
+    """Return the different values after *start* in ``data[begin:end]``, and the number of all; None for too many."""
+    find_all = _value_pattern(start).findall
+    values: list[bytes] = []
+    while begin < end:
+        stop = data.find(b"\x02", begin + PIECE_BYTES, end)  # no name and no value contains this byte
+        if stop < 0:
+            stop = end
+        if stop - begin > 2 * PIECE_BYTES and data.count(start, begin, stop) > values_max:
             return None
-        texts = [re.escape(value) + (b"" if value[-1:] in UNSURE else END) for value in sorted(values)]
-        pattern = re.compile(self._prefix + b"(?:" + b"|".join(texts) + b")")
-        self._last_pattern = values, pattern
-        return pattern
+        values += find_all(data, begin, stop)
+        if len(values) > values_max:
+            return None
+        begin = stop
+    return set(values), len(values)
+
+
+def find_values(data: bytes | bytearray, begin: int, end: int, start: bytes, values: frozenset[bytes]) -> list[int]:
+    """Return the places in ``data[begin:end]`` where *start* is followed by one of *values*."""
+    if len(values) > ALTERNATIVES_MAX:
+        found = _value_pattern(start).finditer(data, begin, end)
+        return [match.start() for match in found if match[1] in values]
+    return [match.start() for match in _pattern_of(start, values).finditer(data, begin, end)]
+
+
+@lru_cache(PATTERNS_MAX)
+def _value_pattern(start: bytes) -> re.Pattern[bytes]:
+    return re.compile(re.escape(start) + VALUE, re.DOTALL)
+
+
+@lru_cache(PATTERNS_MAX)
+def _pattern_of(start: bytes, values: frozenset[bytes]) -> re.Pattern[bytes]:
+    """Return the pattern of *start* and any of *values*."""
+    ends = {ZERO_BYTE: b"(?!" + NEXT + b")", UNSURE[1]: b""}
+    texts = [re.escape(value) + ends.get(value[-1:], VALUE_END) for value in sorted(values)]
+    return re.compile(re.escape(start) + b"(?=" + b"|".join(texts) + b")", re.DOTALL)

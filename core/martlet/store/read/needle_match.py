@@ -29,9 +29,10 @@ from martlet.records.layout import (
     Buffer,
     Find,
 )
+from martlet.runtime.native import native
 from martlet.store.disk.page_cache import Page
 
-__all__ = ["STEPS_MAX", "NeedleSearch", "are_intact", "find_damaged"]
+__all__ = ["STEPS_MAX", "NeedleSearch", "are_intact", "find_damaged", "match_places", "positions_before"]
 
 # Bytes of the log that one read searches at most, and at least one page: 2 to 6 ms. Reads that follow one another in
 # several queues end at the same page, so each page is searched once for all of them and then dropped from the cache.
@@ -69,7 +70,7 @@ class NeedleSearch:
       topic: also finds damaged records of this topic; None if damage does not matter. An empty one is any topic.
     """
 
-    __slots__ = ("_end", "_find", "_load", "_steps", "_steps_end", "_topic")
+    __slots__ = ("_end", "_find", "_load", "_match_places", "_positions_before", "_steps", "_steps_end", "_topic")
 
     def __init__(
         self, find: Find, steps: list[int] | None, load: Callable[[int], Page | None], topic: bytes | None = None
@@ -79,6 +80,7 @@ class NeedleSearch:
         self._steps = steps if steps is not None else [0]
         self._steps_end = self._steps[0] + STEPS_MAX
         self._topic = topic
+        self._positions_before, self._match_places = native(positions_before), native(match_places)
         self._end = -1  # position where the search ends; unknown before the first page
 
     def candidates(self, data: bytes, count_max: int) -> tuple[list[int] | None, int]:
@@ -95,16 +97,14 @@ class NeedleSearch:
                 return (indexes, at) if at else (None, total)
             if self._end < 0:
                 self._end = page.base + SEARCHED_BYTES_MAX
-            stop = max(_first_from(data, page.end, at, total), at + 1)
-            positions = _positions(data, at, stop)
+            stop, positions = self._positions_before(data, at, page.end)
             hits = None
-            if positions == sorted(positions):  # otherwise an entry is damaged
+            if positions is not None:  # otherwise an entry is damaged
                 hits = _hits(page, self._find, stop - at, positions[-1] + _size(data, stop - 1))
-            if hits is None:
+            if hits is None or positions is None:
                 indexes += range(at, stop)
             else:
-                likely: list[int] = []
-                _match(likely, hits, positions, data, page.base, at)
+                likely = self._match_places(data, at, positions, page.base, hits)
                 self._end -= len(hits) * PLACE_BYTES
                 if self._topic is not None and not page.trusted:
                     passed = data[at * ENTRY_BYTES : (stop - 1) * ENTRY_BYTES]
@@ -177,17 +177,28 @@ def _hits(page: Page, find: Find, entries: int, end: int) -> list[int] | None:
     return hits
 
 
-def _match(found: list[int], hits: list[int], positions: list[int], data: bytes, base: int, begin: int) -> None:
-    """Append to *found* the indexes of entries from *begin* on, at *positions*, that contain one of *hits*, and the
-    last one.
-
-    The last one always counts: bytes that are no record may follow it, and its end may be in the next page.
+def positions_before(data: bytes, begin: int, position: int) -> tuple[int, list[int] | None]:
+    """Return the index of the first entry of *data*, after *begin*, whose record is at *position* or later, and the
+    positions of the entries from *begin* up to it; None if they are not ascending.
     """
-    first, last = bisect_left(hits, positions[0] - base), len(positions) - 1
-    end = bisect_left(hits, positions[last] - base, first)
-    if end - first <= last:
+    stop = max(_first_from(data, position, begin, len(data) // ENTRY_BYTES), begin + 1)
+    positions = _positions(data, begin, stop)
+    return stop, positions if positions == sorted(positions) else None
+
+
+def match_places(data: bytes, begin: int, positions: list[int], base: int, places: list[int]) -> list[int]:
+    """Return the indexes of the entries from *begin* on, at *positions*, whose records contain one of *places*, and of
+    the last one.
+
+    The last one always counts: bytes that are no record may follow it, and its end may be in the next page. *places*
+    are ascending, and count from *base*.
+    """
+    found: list[int] = []
+    first, last = bisect_left(places, positions[0] - base), len(positions) - 1
+    stop = bisect_left(places, positions[last] - base, first)
+    if stop - first <= last:
         previous = -1
-        for place in hits[first:end]:
+        for place in places[first:stop]:
             index = bisect_right(positions, place + base) - 1
             if index != previous and place + base < positions[index] + _size(data, begin + index):
                 found.append(begin + index)
@@ -195,10 +206,11 @@ def _match(found: list[int], hits: list[int], positions: list[int], data: bytes,
     else:
         view = memoryview(data)[begin * ENTRY_BYTES : (begin + last) * ENTRY_BYTES]
         for index, (position, size, _) in enumerate(ENTRY.iter_unpack(view), begin):
-            at = bisect_left(hits, position - base, first, end)
-            if at < end and hits[at] < position - base + size:
+            at = bisect_left(places, position - base, first, stop)
+            if at < stop and places[at] < position - base + size:
                 found.append(index)
     found.append(begin + last)
+    return found
 
 
 def are_intact(page: Buffer, starts: list[int], data: bytes, topic: bytes) -> bool:
