@@ -57,6 +57,9 @@ class Sink:
     def hold_until(self, position: int) -> None:
         self.position = position
 
+    def before_commit(self, work: Callable[[], None]) -> None:
+        work()
+
     def wake(self) -> None: ...
 
     def close(self, reason: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 from tests.delivery.pushing import LINES, broker_in_memory
 
-from martlet.access import ANONYMOUS, Gate
+from martlet.access import ANONYMOUS, Gate, publish_together
 from martlet.broker import Broker
 from martlet.contracts import (
     Certificate,
@@ -137,6 +137,42 @@ async def test_no_run_passes_by_the_stages_or_the_limit_of_the_broker() -> None:
         assert gate.find_queue("t", 0) is None
         with pytest.raises(LocalProtocolError, match="a stage wants every message"):
             gate.publish_all([(queue, b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)])
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 1, 1), (3, 1), (5, 4, 1)])
+@pytest.mark.parametrize("denied", [(), ("ann",), ("bob", "eve")])
+async def test_messages_of_several_gates_are_stored_together_as_if_each_had_stored_its_own(
+    sizes: tuple[int, ...], denied: tuple[str, ...]
+) -> None:
+    results = []
+    for together in (False, True):
+        async with broker_in_memory() as broker:
+            broker.topics.ensure("t", 1)
+            broker.authorizers = (lambda identity, action, name: identity.name not in denied,)
+            parts: list[tuple[Gate, list[AppendItem | Message]]] = []
+            for number, (name, size) in enumerate(zip(("ann", "bob", "eve"), sizes, strict=False)):
+                gate = broker.gate(Identity(name))
+                if name not in denied:
+                    gate.check_publish("t")
+                queue = broker.store.queues.get("t", 0)
+                items: list[AppendItem | Message] = [
+                    (queue, b"%d.%d" % (number, i), b"", 0, 0, 0, 0, bytes(8), 0, 0) for i in range(size - 1)
+                ]
+                parts.append((gate, [*items, Message("t", b"%d.message" % number, queue_id=0)]))
+            found = [publish_together(parts)] if together else [gate.publish_all(items) for gate, items in parts]
+            places: list[object] = []
+            for result in found:
+                for index, offset in enumerate(result.offsets):
+                    refused = result.refused.get(index)
+                    places.append((offset, result.positions[index], result.ends[index], refused and str(refused)))
+            broker.store.committer.commit()
+            await broker.store.flusher.flush()
+            results.append((places, drain(broker.store, queue)))
+    alone, joined = results
+    assert alone == joined
+    assert len(alone[1]) == sum(
+        size for name, size in zip(("ann", "bob", "eve"), sizes, strict=False) if name not in denied
+    )
 
 
 async def test_whoever_names_light_topics_must_be_allowed_to_publish_to_them() -> None:

@@ -224,7 +224,7 @@ def test_the_kernel_takes_properties_up_to_the_limit() -> None:
     st.sampled_from(["DefaultRegion", "100%", "%s%d", 'a"b']),
 )
 def test_the_kernel_answers_as_python_answers(sends: list[Send], numbers: list[int], region: str) -> None:
-    template = Templates(b"\x7f\0\0\1\0\0\x2a\x9f", "c", region, trace=True).sent_usual
+    template = Templates(b"\x7f\0\0\1\0\0\x2a\x9f", "c", region, {}, trace=True).sent_usual
     python = sent_answers(template, sends, numbers, numbers[::-1])
     assert kernel_of(sent_answers)(template, sends, numbers, numbers[::-1]) == python
 

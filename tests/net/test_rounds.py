@@ -163,6 +163,33 @@ async def test_appends_of_woken_peers_in_one_round_are_one_commit(autojump_clock
         assert (world.collects, world.store.commits) == (20, 1)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_work_before_a_commit_is_part_of_it_and_its_answers_leave_with_it(
+    fails: bool, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with toy_server() as world:
+        caller, _ = world.dial()
+        await trio.testing.wait_all_tasks_blocked()
+        [toy] = world.toys
+
+        def work() -> None:
+            world.store.append()
+            toy.peer.send(b"answer\n")
+
+        def fail() -> None:
+            raise ZeroDivisionError("a bug")
+
+        if fails:
+            toy.peer.before_commit(fail)
+        toy.peer.before_commit(work)
+        toy.peer.before_commit(lambda: toy.peer.before_commit(work))
+        assert world.store.commits == 0
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.store.commits == 1
+        assert [await caller.receive_line() for _ in range(2)] == [b"answer"] * 2
+        assert ("work before a commit failed" in caplog.text) == fails
+
+
 class Turns(trio.abc.Instrument):
     """How far *count* moved in each turn of the loop."""
 

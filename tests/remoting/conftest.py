@@ -1,6 +1,7 @@
 """A broker with a real store, spoken to through bytes but without sockets."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,12 @@ class FakePeer:
             self.holds_commit = True
         else:
             self.held_until = max(self.held_until, position)
+
+    def before_commit(self, work: Callable[[], None]) -> None:
+        if self.harness.in_round:
+            self.harness.before_commit.append(work)
+        else:
+            work()
 
     def wake(self) -> None:
         self.woken = True
@@ -219,6 +226,22 @@ class Harness:
         broker.set_stages([("remoting", refuse_unheld(broker))])
         nursery.start_soon(self.state.members.run)
         self.clients: list[FakeClient] = []
+        self.in_round = False
+        self.before_commit: list[Callable[[], None]] = []
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Several reads of one round; without it each read is a round of its own."""
+        self.in_round = True
+        yield
+        self.end_round()
+
+    def end_round(self) -> None:
+        """Do what comes before the commit of a round."""
+        self.in_round = False
+        works, self.before_commit = self.before_commit, []
+        for work in works:
+            work()
 
     def client(self, *, fast: bool = False, host: str = "127.0.0.1") -> FakeClient:
         found = FakeClient(self, len(self.clients), fast=fast, host=host)

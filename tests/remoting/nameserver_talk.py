@@ -46,6 +46,9 @@ class ServerPeer:
     def hold_until(self, position: int) -> None:
         raise AssertionError("a name server has no log to wait for")
 
+    def before_commit(self, work: Callable[[], None]) -> None:
+        raise AssertionError("a name server commits nothing")
+
     def pace(self) -> Pace:
         raise AssertionError("a name server has no quotas")
 

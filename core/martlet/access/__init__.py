@@ -2,7 +2,7 @@
 
 from martlet.access.allowances import UNLIMITED, Allowance
 from martlet.access.authentication import ANONYMOUS, Authentication
-from martlet.access.gate import Gate
+from martlet.access.gate import Gate, publish_together
 from martlet.access.grant import (
     BrokerAdminGrant,
     BrokerGrant,
@@ -53,4 +53,5 @@ __all__ = [
     "TopicOffsets",
     "TransactionGate",
     "is_uncorrelated",
+    "publish_together",
 ]

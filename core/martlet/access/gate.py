@@ -49,7 +49,7 @@ from martlet.store.queues.queues import Queue
 from martlet.tables.groups import TOOLS_GROUP, Groups
 from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, EVENT_TOPIC, RETRY_PREFIX, Topic, Topics, is_reserved
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "publish_together"]
 
 T = TypeVar("T")
 
@@ -168,30 +168,14 @@ class Gate:
         own: Callable[[Message], Message] | None = None,
     ) -> AppendResult:
         """Store messages like `Broker.publish_all`; refuses each message without permission."""
-        publishable, has_routers = self.publishable, bool(self._behind.routers)
-        refused: dict[int, Refused] = {}
-        is_counted = self._is_limited and bool(items) and self.allowance.applies
-        if is_counted:
-            refused = _refuse_excess(self.allowance, items, atomic=atomic)
-        for index, item in () if _may_publish(items, publishable) else enumerate(items):
-            try:
-                if not isinstance(item, Message):
-                    topic = queue_of(item).topic
-                    if topic not in publishable:
-                        self.check_message(topic, properties_of(item))
-                elif has_routers or item.topic not in publishable:
-                    self.check_whole(item)
-            except Refused as error:
-                if atomic:
-                    raise
-                refused[index] = error
+        refused = _refusals(self, items, atomic=atomic)
         if refused:
             items = [item for index, item in enumerate(items) if index not in refused]
         result = self._behind.publish_all(items, atomic=atomic, notes=notes, own=own)
         if refused:
             result.add_refused(refused)
-        if is_counted and items:
-            self.allowance.charge_in(len(items), sum(map(_size_of, items)))
+        if self._is_limited:
+            _charge(self, items)
         return result
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
@@ -454,12 +438,70 @@ class Gate:
         return self._behind.sessions.open(protocol, self.identity.name, name, position, lost, expiry_s=expiry_s)
 
 
+def publish_together(parts: Sequence[tuple[Gate, Sequence[AppendItem | Message]]]) -> AppendResult:
+    """Store the messages of several gates of one broker like `Gate.publish_all`; the result has them in order.
+
+    Storing a message each of many clients together costs a fraction of storing one after the other.
+    """
+    if len(parts) == 1:
+        return parts[0][0].publish_all(parts[0][1])
+    items: list[AppendItem | Message] = []
+    refused: dict[int, Refused] = {}
+    at = 0
+    for gate, part in parts:
+        count = len(part)
+        if found := _refusals(gate, part):
+            refused |= {at + index: error for index, error in found.items()}
+            part = [item for index, item in enumerate(part) if index not in found]
+        if gate._is_limited:  # before the next one, which may count with the same quotas
+            _charge(gate, part)
+        items += part
+        at += count
+    result = parts[0][0]._behind.publish_all(items)
+    if refused:
+        result.add_refused(refused)
+    return result
+
+
+def _refusals(gate: Gate, items: Sequence[AppendItem | Message], *, atomic: bool = False) -> dict[int, Refused]:
+    """Return the refusals of those of *items* that permissions or quotas forbid, by index; raise it if *atomic*."""
+    publishable = gate.publishable
+    refused: dict[int, Refused] = {}
+    if gate._is_limited and items and gate.allowance.applies:
+        refused = _refuse_excess(gate.allowance, items, atomic=atomic)
+    if _may_publish(items, publishable):
+        return refused
+    has_routers = gate.has_routers
+    for index, item in enumerate(items):
+        try:
+            if not isinstance(item, Message):
+                topic = queue_of(item).topic
+                if topic not in publishable:
+                    gate.check_message(topic, properties_of(item))
+            elif has_routers or item.topic not in publishable:
+                gate.check_whole(item)
+        except Refused as error:
+            if atomic:
+                raise
+            refused[index] = error
+    return refused
+
+
+def _charge(gate: Gate, items: Sequence[AppendItem | Message]) -> None:
+    """Count *items*, which were stored, with the client's quotas."""
+    if items and gate.allowance.applies:
+        gate.allowance.charge_in(len(items), sum(map(_size_of, items)))
+
+
 def _are_tuples(items: Sequence[AppendItem | Message]) -> TypeGuard[Sequence[AppendItem]]:
     return Message not in set(map(type, items))
 
 
 def _may_publish(items: Sequence[AppendItem | Message], publishable: Collection[str]) -> bool:
-    """Return whether all of several *items* are tuples for topics in *publishable*."""
+    """Return whether all *items* are tuples for topics in *publishable*."""
+    if len(items) == 1:
+        item = items[0]
+        return not isinstance(item, Message) and queue_of(item).topic in publishable
     if len(items) < FEW or not _are_tuples(items):
         return False
     return all(queue.topic in publishable for queue in set(map(queue_of, items)))

@@ -86,6 +86,14 @@ class Peer(TypingProtocol):
         """
         ...
 
+    def before_commit(self, work: Callable[[], None]) -> None:
+        """Call *work* once, before the commit that ends this round.
+
+        A protocol may store what it has received from many clients in this round by one call then
+        (`martlet.access.publish_together`). What *work* sends leaves at the end of the round, too.
+        """
+        ...
+
     def wake(self) -> None:
         """Ask for a call of `Handler.collect` once the socket has room; many wakes cause one call."""
         ...

@@ -202,6 +202,9 @@ class ServerPeer:
         elif position > 0 and answers.holds[-1][0] < len(answers.pieces):
             answers.holds.append((len(answers.pieces), position))  # `Answers.refuse` must know each answer
 
+    def before_commit(self, work: Callable[[], None]) -> None:
+        self.shared.pending.call_before_commit(work)
+
     def _begin_answers(self) -> Answers:
         self.answers = Answers()
         self.shared.pending.touch(self)

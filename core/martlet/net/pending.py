@@ -54,6 +54,7 @@ class PendingWork(Generic[T]):
     """
 
     __slots__ = (
+        "before_commit",
         "commit_wanted",
         "due",
         "held",
@@ -68,6 +69,7 @@ class PendingWork(Generic[T]):
 
     def __init__(self) -> None:
         self.in_round = False
+        self.before_commit: list[Callable[[], None]] = []  # to be called at the end of the round, before the commit
         self.commit_wanted = False  # whether a record was appended
         self.due = trio.Event()
         self.touched: list[T] = []  # peers with new answers, or with answers that must be held
@@ -78,6 +80,12 @@ class PendingWork(Generic[T]):
         self.unsent_bytes = 0
         # Called with the log position that the held answers of a peer wait for.
         self.want_durable: Callable[[int], None] = lambda position: None
+
+    def call_before_commit(self, work: Callable[[], None]) -> None:
+        """Request a call of *work* at the end of this round, before its commit."""
+        self.before_commit.append(work)
+        if not self.in_round:
+            self.due.set()
 
     def want_commit(self) -> None:
         """Request a commit at the end of this round."""

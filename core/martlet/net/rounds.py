@@ -121,7 +121,9 @@ class Rounds:
             pending.due.set()
 
     def _commit(self) -> None:
-        """Commit the records appended since the last commit, if there are any."""
+        """Commit the records appended since the last commit, if there are any; what must come before comes first."""
+        if self._pending.before_commit:
+            self._call_before_commit()
         if self._store is None or not self._pending.commit_wanted:
             return
         self._pending.commit_wanted = False
@@ -129,6 +131,16 @@ class Rounds:
             self._store.committer.commit()
         except MartletError as error:
             self._drop_answers(self._store.written, error)
+
+    def _call_before_commit(self) -> None:
+        pending = self._pending
+        while pending.before_commit:
+            calls, pending.before_commit = pending.before_commit, []
+            for call in calls:
+                try:
+                    call()
+                except Exception:
+                    log.exception("work before a commit failed")
 
     def _drop_answers(self, written: int, error: MartletError) -> None:
         """Replace the answers of this round that acknowledge records beyond *written* by refusals, or close their

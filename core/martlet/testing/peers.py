@@ -267,6 +267,10 @@ class RecordingPeer(Struct, dict=True):
     def hold_until(self, position: int) -> None:
         self.held = max(self.held, position)
 
+    def before_commit(self, work: Callable[[], None]) -> None:
+        """Call *work* now, as if the round ended after this request."""
+        work()
+
     def wake(self) -> None:
         self.wakes += 1
 

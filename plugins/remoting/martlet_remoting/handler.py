@@ -107,6 +107,8 @@ class RemotingHandler:
     def handle(self, event: Command | SendRun | AckRun) -> Awaitable[None] | None:
         """Handle a request, or an answer to the broker's own; return an awaitable that finishes a long request."""
         context = self.context
+        if context.state.sends.parts and not isinstance(event, SendRun):
+            context.state.sends.finish()
         if isinstance(event, RUNS):
             signer = event.signer
             if signer is None:
@@ -122,6 +124,7 @@ class RemotingHandler:
                 event.taken = send.send_run(context, gate, event.sends)
                 context.state.counters.requests += event.taken
             if event.ends:
+                context.state.sends.finish()
                 self._end_run(event, gate)
             return self._give_turn_after(event.size)
         flag, signers = event.flag, self._signers

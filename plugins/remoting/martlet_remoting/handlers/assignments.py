@@ -85,7 +85,7 @@ async def _ask_and_answer(
             _answer(state.broker.config.name, state.members, mode, grant, command, query, known)
         )
     except Refused as error:
-        code = state.reason_codes[error.reason]
+        code = state.templates.reason_codes[error.reason]
         state.counters.count_refusal(code)
         answer = refuse(command, code, str(error))
     context.answer(command, answer)

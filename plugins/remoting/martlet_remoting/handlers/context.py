@@ -35,10 +35,12 @@ from martlet_remoting.consumers.pulled_groups import PulledGroups
 from martlet_remoting.consumers.rates import Rates
 from martlet_remoting.consumers.request_modes import RequestModes
 from martlet_remoting.consumers.timeouts import Timeouts
+from martlet_remoting.handlers.round_sends import RoundSends
 from martlet_remoting.handlers.templates import Templates
 from martlet_remoting.wire.codec import encode_command, encode_response, encode_response_in_pieces
 from martlet_remoting.wire.codes import ANSWER_LANGUAGE, FLAG_ONEWAY, REQUEST_NAMES, ResponseCode
 from martlet_remoting.wire.packets import NO_EXT, Command, Frame
+from martlet_remoting.wire.sends import Send
 
 __all__ = [
     "NOTHING_POPPED",
@@ -130,10 +132,11 @@ class RemotingState:
     def __init__(self, broker: Broker, config: RemotingConfig, registrar: Registrar | None = None) -> None:
         self.broker: Final = broker
         self.config: Final = config
-        self.reason_codes: Final = REASON_CODES if config.acl_errors == "2.0" else {**REASON_CODES, **ACL_1_CODES}
+        codes = REASON_CODES if config.acl_errors == "2.0" else {**REASON_CODES, **ACL_1_CODES}
         self.templates: Final = Templates(
-            broker.store.writer.store_host, broker.config.cluster, config.region, trace=config.trace
+            broker.store.writer.store_host, broker.config.cluster, config.region, codes, trace=config.trace
         )
+        self.sends: Final = RoundSends(self.templates, config.unflushed_bytes_max)
         self.counters: Final = RequestCounters(broker.clock.now_ms(), broker.store.readable)
         self.complaints: Final = Complaints(log)
         self.timeouts: Final = Timeouts()
@@ -219,7 +222,7 @@ def supports_transactions(broker: Broker) -> bool:
 def refusal(state: RemotingState, command: Command, error: MartletError, ext: Mapping[str, object] = NO_EXT) -> bytes:
     """Return the frame that answers *command* with *error*; re-raise an error that must end the connection."""
     if isinstance(error, Refused):
-        code = state.reason_codes[error.reason]
+        code = state.templates.reason_codes[error.reason]
     elif isinstance(error, Declined):
         code, ext = error.code, ext or error.ext
     elif isinstance(error, NotReady | StoreFailed):
@@ -290,6 +293,13 @@ class RequestContext(ConnectionGates):
         name, address = self.client_id, self.peer.address
         who = f"the remoting client {name!r} at {address}" if name else f"the remoting client at {address}"
         self._refusals.warn(f"refused request {REQUEST_NAMES.get(code, code)}", who, str(error))
+
+    def refused_send(self, send: Send, code: int, error: MartletError) -> bytes:
+        """Return the refusal of *send*, a request *code*; empty if nobody waits for it. Re-raises as `refusal` does."""
+        state = self.state
+        *_, opaque, flag, _ = send
+        self.complain(code, error)
+        return b"" if flag else refusal(state, Command(code, opaque=opaque), error, state.templates.send_ext)
 
     def answer(self, command: Command, frame: Frame) -> None:
         """Send *frame* as the answer to *command*, after its handler returned None."""

@@ -233,7 +233,7 @@ def _drop(context: RequestContext, pop: Pop, error: Refused | Declined | StoreEr
     context.state.pops.done(pop)
     ext: Mapping[str, object] = NOTHING_POPPED
     if isinstance(error, Refused):
-        code = context.state.reason_codes[error.reason]
+        code = context.state.templates.reason_codes[error.reason]
     elif isinstance(error, Declined):
         code, ext = error.code, error.ext
     else:

@@ -255,7 +255,7 @@ def _drop(context: RequestContext, pull: Pull, error: Refused | Declined | Store
     command = Command(RequestCode.PULL_MESSAGE, opaque=pull.opaque)
     ext: Mapping[str, object] = NO_EXT
     if isinstance(error, Refused):
-        code = state.reason_codes[error.reason]
+        code = state.templates.reason_codes[error.reason]
     elif isinstance(error, Declined):
         code, ext = error.code, error.ext
     else:

@@ -3,18 +3,20 @@
 The order of checks and the codes follow RocketMQ AbstractSendMessageProcessor.msgCheck and SendMessageProcessor.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from martlet.access import Gate, PublishGrant
-from martlet.errors import MartletError, Reason, Refused
+from martlet.errors import Reason, Refused
 from martlet.message import Message, find_property, put_property, remove_property
 from martlet.runtime.ids import Ids
 from martlet.runtime.steps import Steps
 from martlet.stages import Stages
 from martlet.store.append.items import AppendItem
 from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
-from martlet_remoting.handlers.context import Answer, Declined, Handle, RequestContext, refusal, supports_transactions
+from martlet_remoting.handlers.context import Answer, Declined, Handle, RequestContext, supports_transactions
+from martlet_remoting.handlers.round_sends import Part
 from martlet_remoting.handlers.templates import Templates, contains
 from martlet_remoting.handlers.unheld import TIMER_KEYS, no_transactions
 from martlet_remoting.wire.batches import Member, split_batch
@@ -62,18 +64,18 @@ def send_usual(context: RequestContext, command: Command) -> Answer:
 def send_run(
     context: RequestContext, gate: Gate, sends: Sequence[Send], code: int = RequestCode.SEND_MESSAGE_V2
 ) -> int:
-    """Store and answer the first of *sends* together, as long as there is a reason for none to be handled alone.
+    """Store and answer the first of *sends* at the end of the round, up to the first that must be handled alone.
 
     Returns their number. Only sends that a stage may want become a `Message`.
     """
     state, host, stamp = context.state, context.peer.host, context.state.templates.stamp
     stages, body_bytes_max = state.broker.stages, state.broker.config.message_bytes_max
-    words = (*BROKER_WORDS, *stages.needles)
+    words = (*BROKER_WORDS, *stages.needles) if stages.needles else BROKER_WORDS
     count = len(sends)
     if count > 1 and not contains(b"\x02".join([properties for _, _, _, properties, *_ in sends]), words):
         words = ()  # one search in all is faster than a search in each
     run: list[AppendItem | Message] = []
-    staged: list[int] = []
+    staged: dict[int, Callable[[int, int], bytes]] = {}
     room = 0
     while (at := len(run)) < count:
         name = sends[at][0]
@@ -82,7 +84,7 @@ def send_run(
         if grant is None or topic is None:
             break
         if not run:
-            room = state.config.unflushed_bytes_max - grant.unflushed_bytes
+            room = state.sends.room(grant)
         terms = topic, host, stamp, body_bytes_max, grant.code_of
         if not stages.every_message:
             room = state.templates.usual_items(sends, run, room, UNUSUAL_SYS_FLAG | stages.sys_flag, words, *terms)
@@ -92,10 +94,12 @@ def send_run(
             room = state.templates.usual_items(sends[at : at + 1], one, room, flags, BROKER_WORDS, *terms)
             if not one:
                 break
-            staged.append(at)
-            run.append(_message_of(one[0]))
+            message = _message_of(one[0])
+            staged[at] = partial(_staged_answer, context, sends[at], message)
+            run.append(message)
     if run:
-        _publish_run(context, gate, sends, run, staged, code)
+        sends = sends[: len(run)] if len(run) < count else sends
+        state.sends.add(Part(context, gate, sends, run, staged, code), room)
     return len(run)
 
 
@@ -119,43 +123,7 @@ def _message_of(item: AppendItem) -> Message:
     return Message(queue.topic, bytes(body), properties, queue.queue_id, flag, sys_flag, born_ms, host)
 
 
-def _publish_run(
-    context: RequestContext,
-    gate: Gate,
-    sends: Sequence[Send],
-    run: Sequence[AppendItem | Message],
-    staged: Sequence[int],
-    code: int,
-) -> None:
-    """Store *run*, the messages of *sends*, and answer these; *staged* are the indexes of those for the stages."""
-    peer, state = context.peer, context.state
-    if len(run) < len(sends):
-        sends = sends[: len(run)]
-    try:
-        result = gate.publish_all(run)
-    except MartletError as error:
-        for send in sends:
-            peer.send(_run_refusal(context, send, code, error))
-        return
-    answers = state.templates.sent_answers(state.templates.sent_usual, sends, result.positions, result.offsets)
-    for place in staged:
-        message = run[place]
-        if answers[place] and isinstance(message, Message):
-            position, offset = result.positions[place], result.offsets[place]
-            answers[place] = _staged_response(context, sends[place], message, position, offset)
-    if not result.refused and not result.rolled:
-        peer.hold_until(result.end)
-        peer.send(b"".join(answers))
-        return
-    # Records in an earlier segment are committed already: if the next commit fails, only later ones are refused.
-    for place, answer in enumerate(answers):
-        refused = result.refused.get(place)
-        if refused is None:
-            peer.hold_until(result.ends[place])
-        peer.send(answer if refused is None else _run_refusal(context, sends[place], code, refused))
-
-
-def _staged_response(context: RequestContext, send: Send, message: Message, position: int, offset: int) -> bytes:
+def _staged_answer(context: RequestContext, send: Send, message: Message, position: int, offset: int) -> bytes:
     """Return the answer to *send*, whose *message* has passed the stages."""
     templates = context.state.templates
     topic, queue_id, _, _, _, _, _, unique, opaque, _, _ = send
@@ -165,13 +133,6 @@ def _staged_response(context: RequestContext, send: Send, message: Message, posi
         handle = handle_of(message.properties, topic, context.state.broker.config.name)
     message_id = templates.message_id(position)
     return encode_send_response(templates.sent, opaque, 0, message_id, queue_id, offset, unique.decode(), handle)
-
-
-def _run_refusal(context: RequestContext, send: Send, code: int, error: MartletError) -> bytes:
-    state = context.state
-    *_, opaque, flag, _ = send
-    context.complain(code, error)
-    return b"" if flag else refusal(state, Command(code, opaque=opaque), error, state.templates.send_ext)
 
 
 # any send

@@ -3,9 +3,10 @@
 The native kernel has `usual_items` and `batch_items` as well; see `martlet.runtime.native`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, final
 
+from martlet.errors import Reason
 from martlet.message import PROPERTIES_BYTES_MAX, Message
 from martlet.runtime.native import native
 from martlet.store.append.items import AppendItem
@@ -30,7 +31,10 @@ OTHER_FLAGS: Final = ~FLAG_ONEWAY
 class Templates:
     """The fixed parts of frequent answers and of stored properties, and the functions that fill them in for runs."""
 
-    def __init__(self, store_host: bytes, cluster: str, region: str, *, trace: bool) -> None:
+    def __init__(
+        self, store_host: bytes, cluster: str, region: str, reason_codes: Mapping[Reason, int], *, trace: bool
+    ) -> None:
+        self.reason_codes: Final = reason_codes  # of refusals
         tracing = str(trace).lower()
         self.pulled: Final = pull_response_template()
         self.popped: Final = pop_response_template()

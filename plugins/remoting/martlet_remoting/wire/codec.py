@@ -233,7 +233,11 @@ class FrameBuffer:
         signer: RunSigner | None = None
         takes_unsigned = signers is None or signers.begin_run()
         frame_bytes_max, header_bytes_max = self._run_frame_bytes_max, self.header_bytes_max
-        scans, is_mixed = takes_unsigned, False
+        if takes_unsigned:
+            sends, start = self._scan_sends(data, start, SENDS_MAX, frame_bytes_max, header_bytes_max)
+            if start == len(data):
+                return SendRun(sends, ends, start)
+        scans = is_mixed = False
         while len(sends) + len(ends) < SENDS_MAX:
             if scans:
                 room = SENDS_MAX - len(sends) - len(ends)
