@@ -199,4 +199,4 @@ def _binary(bounds: Integers, data: Any) -> Any:
 
 def _bytes_of(array: Any) -> memoryview:
     bounds = bounds_of(array)
-    return memoryview(array.buffers()[2])[bounds[0] : bounds[-1]]
+    return memoryview(array.buffers()[2]).cast("B")[bounds[0] : bounds[-1]]

@@ -31,6 +31,7 @@ ACL: Final = "plugins/acl/martlet_acl/"
 MQTT: Final = "plugins/mqtt/martlet_mqtt/"
 REMOTING: Final = "plugins/remoting/martlet_remoting/"
 STOMP: Final = "plugins/stomp/martlet_stomp/"
+TIERED: Final = "plugins/tiered/martlet_tiered/"
 TIMER: Final = "plugins/timer/martlet_timer/"
 TX: Final = "plugins/tx/martlet_tx/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
@@ -79,6 +80,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TX}checks.py": frozenset(("groups", "store")),
     f"{TX}plugin.py": frozenset(("topics",)),
     f"{TX}renewal.py": frozenset(("store",)),
+    # Tells the store which messages the cold tier has, and reads none.
+    f"{TIERED}reading/index.py": frozenset(("Store",)),
     # Keep staged messages, and publish what `Gate.external.commit` has allowed.
     f"{TX}external/delivery.py": frozenset(("store", "topics")),
     f"{TX}external/journal_writer.py": frozenset(("store",)),

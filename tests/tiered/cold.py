@@ -14,6 +14,7 @@ from msgspec import Struct
 from martlet_tiered.config import TieredConfig
 from martlet_tiered.delta import TableLog
 from martlet_tiered.files import DataFile
+from martlet_tiered.format.writing import TABLE_SCHEMA
 from martlet_tiered.location import TierLocation
 from martlet_tiered.names import DataName
 from martlet_tiered.objects import Objects
@@ -67,6 +68,12 @@ class Tier(Struct):
         objects = self.objects(**changes)
         table = ColdTable(objects, TableLog(objects, self.location(**changes), self.config(**changes)), broker)
         table.open(SCHEMA)
+        return table
+
+    def exact_table(self, broker: str = "a") -> ColdTable:
+        """Return a table with the columns of records, which is open and has no owner yet."""
+        table = ColdTable(self.objects(), TableLog(self.objects(), self.location(), self.config()), broker)
+        table.open(TABLE_SCHEMA)
         return table
 
     def owned(self, broker: str = "a", **changes: object) -> ColdTable:
