@@ -16,6 +16,7 @@ from martlet.delivery.routing.route_cache import (
     FREED_AT_ONCE,
     NAME_BYTES,
     NAME_STEPS,
+    SIBLING_STEPS,
     STAMPED_LEVELS,
     STEPS_A_TURN,
     RouteCache,
@@ -186,12 +187,55 @@ def test_a_storm_of_connecting_devices_leaves_other_routes_cached() -> None:
 def test_a_slice_finds_the_routes_of_few_new_names() -> None:
     routes: RouteCache[str] = RouteCache()
     routes.add("#", "all")
-    found = [(number, b"", 0, 0, f"device/{number}", Queue("t", 0)) for number in range(1000)]
+    found = [(number, b"", 0, 0, f"{number}/device", Queue("t", 0)) for number in range(1000)]
     ends = [0]
     while ends[-1] < len(found):
         ends.append(divide(found, routes, ends[-1])[1])
     assert len(ends) > 10, "each takes a few ms"
     assert divide(found, routes)[1] == len(found), "the names are known now"
+
+
+def test_names_that_differ_in_a_level_that_no_filter_has_share_a_route() -> None:
+    routes: RouteCache[str] = RouteCache()
+    for topic_filter in ("site/+/+", "site/7/#", "+/7/+", "other/7/x", "site/7"):
+        routes.add(topic_filter, topic_filter)
+    route, walked = routes.route("site/7/0"), routes._tree.steps
+    assert set(route.grants) == {"site/+/+", "site/7/#", "+/7/+"}
+    before = routes.steps
+    for number in range(1, 100):
+        assert routes.route(f"site/7/{number}") is route
+    assert routes._tree.steps == walked, "none needed a walk"
+    assert routes.steps - before == 99 * SIBLING_STEPS
+    assert set(routes.route("site/7").grants) == {"site/7", "site/7/#"}
+    assert set(routes.route("site/8/0").grants) == {"site/+/+"}
+    assert set(routes.route("other/7/x").grants) == {"other/7/x", "+/7/+"}
+
+
+@pytest.mark.parametrize("topic_filter", ["a/b/x", "a/b/x/#", "a/+/x", "+/b/x", "a/b/+", "a/#", "#"])
+def test_a_filter_that_has_the_level_ends_the_sharing(topic_filter: str) -> None:
+    routes: RouteCache[str] = RouteCache()
+    routes.add("a/+/+", "all")
+    assert routes.route("a/b/c") is routes.route("a/b/d")
+    for _ in range(2):
+        routes.add(topic_filter, "new")
+        for name in ("a/b/x", "a/b/y", "a/b/c", "a/b/e"):
+            assert set(routes.route(name).grants) == {"all"} | ({"new"} if plain_match(topic_filter, name) else set())
+        routes.remove(topic_filter, "new")
+        for name in ("a/b/x", "a/b/z", "a/b/c"):
+            assert set(routes.route(name).grants) == {"all"}
+
+
+def test_names_share_no_route_if_each_is_checked() -> None:
+    routes: RouteCache[str] = RouteCache()
+    routes.add("a/+", "s")
+    routes.is_name = lambda name: name != "a/bad"
+    assert set(routes.route("a/1").grants) == {"s"}
+    assert not routes.route("a/bad").grants
+    routes.asks = lambda: True
+    routes.permits = lambda name, subscriber: name != "a/secret"
+    routes.forget_routes()
+    assert set(routes.route("a/1").grants) == {"s"}
+    assert not routes.route("a/secret").grants
 
 
 def test_cached_names_are_bounded() -> None:
@@ -201,6 +245,7 @@ def test_cached_names_are_bounded() -> None:
         assert set(routes.route(f"a/{number}").grants) == {"s"}
         assert len(routes._cached) <= 50
         assert len(routes._stamps) <= 150
+        assert len(routes._cached_by_parent) <= 50
         assert len(routes._route_by_key) <= 50
 
 

@@ -79,13 +79,18 @@ class FilterWalk(Generic[T]):
     ``branches`` are branches to visit, each with the place in ``text`` where its label begins. Filters may be added and
     removed between two parts of a walk: a node keeps the place where its label begins, so the walk finds all filters
     that stay.
+
+    ``last`` is where the last level of ``text`` begins. The walk ``reads_last`` once it may have compared that level
+    with one of a filter that is no wildcard. If it never does, the same filters match all names that differ only there.
     """
 
-    __slots__ = ("branches", "tables", "text")
+    __slots__ = ("branches", "last", "reads_last", "tables", "text")
 
-    def __init__(self, text: str, branches: list[tuple[_Node[T], int]]) -> None:
+    def __init__(self, text: str, branches: list[tuple[_Node[T], int]], last: int = 0) -> None:
         self.text = text
         self.branches = branches
+        self.last = last
+        self.reads_last = not last  # the first level of a name may be hidden
         self.tables: list[Stored[T]] = []
 
 
@@ -232,12 +237,13 @@ class FilterTree(Generic[T]):
     def begin(self, name: str) -> FilterWalk[T]:
         """Return a walk that finds the filters which match *name*."""
         text = name + self._separator  # so that each level ends with a separator
+        last = name.rfind(self._separator) + len(self._separator) if self._separator in name else 0
         if not self._hidden or not name.startswith(self._hidden):
-            return FilterWalk(text, [(self._root, 0)])
+            return FilterWalk(text, [(self._root, 0)], last)
         level_end = text.find(self._separator)  # no wildcard matches the first level
         children = self._root.children
         child = children.get(text[:level_end]) if children is not None else None
-        return FilterWalk(text, [(child, level_end + len(self._separator))] if child is not None else [])
+        return FilterWalk(text, [(child, level_end + len(self._separator))] if child is not None else [], last)
 
     def go_on(self, walk: FilterWalk[T], steps_max: int = 1 << 62) -> bool:
         """Continue *walk* for about *steps_max* steps; return whether it has found all matching filters."""
@@ -250,6 +256,8 @@ class FilterTree(Generic[T]):
                 steps += 1
                 label = node.label
                 if label:
+                    if not walk.reads_last:
+                        walk.reads_last = self._reads_last(label, text, start, walk.last)
                     if text.startswith(label, start):
                         start += len(label)
                     else:
@@ -266,12 +274,21 @@ class FilterTree(Generic[T]):
                 end = text.find(separator, start)
                 if node.one is not None:
                     branches.append((node.one, end + step))
-                child = node.children.get(text[start:end]) if node.children is not None else None
+                if node.children is None:
+                    break
+                if start == walk.last:
+                    walk.reads_last = True
+                child = node.children.get(text[start:end])
                 if child is None:
                     break
                 node, start = child, end + step
         self.steps += steps + len(tables) - tables_before
         return not branches
+
+    def _reads_last(self, label: str, text: str, start: int, last: int) -> bool:
+        """Return whether *label*, at *start* of *text*, has no wildcard for the level that begins at *last*."""
+        levels, index = label.split(self._separator), text.count(self._separator, start, last)
+        return index < len(levels) - 1 and levels[index] != self._one
 
     def _match_label(self, label: str, text: str, start: int) -> int:
         """Return the end of the levels of *text* from *start* on that *label* matches; -1 if it does not match."""
