@@ -40,6 +40,7 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(mqtt::number_frames, module)?)?;
     module.add_function(wrap_pyfunction!(rests::message_rests, module)?)?;
     module.add_function(wrap_pyfunction!(mqtt::run_items, module)?)?;
+    module.add_function(wrap_pyfunction!(mqtt::usual_name, module)?)?;
     module.add_function(wrap_pyfunction!(costly::cheap_records, module)?)?;
     module.add_function(wrap_pyfunction!(costly::record_places, module)?)?;
     module.add_function(wrap_pyfunction!(keys::index_usual, module)?)?;

@@ -141,6 +141,34 @@ pub fn number_frames(
     })
 }
 
+const LEVELS_MAX: usize = 200;
+
+/// The text of *raw* if clients may publish to it.
+fn usual_text(raw: &[u8], bytes_max: usize) -> Option<&str> {
+    let text = std::str::from_utf8(raw).ok()?;
+    let is_usual = !text.is_empty()
+        && raw.len() <= bytes_max
+        && !text.starts_with('$')
+        && !text.contains(|each: char| each.is_control() || matches!(each, '+' | '#'))
+        && memchr::memchr_iter(b'/', raw).count() < LEVELS_MAX;
+    is_usual.then_some(text)
+}
+
+/// A name: text, tag code, place, and properties by QoS.
+type Usual<'py> = (&'py str, i32, u32, Bound<'py, PyTuple>);
+
+#[pyfunction]
+pub fn usual_name<'py>(raw: &'py Bound<'py, PyBytes>, bytes_max: usize) -> PyResult<Option<Usual<'py>>> {
+    guarded("usual_name", || {
+        let (py, bytes) = (raw.py(), raw.as_bytes());
+        let Some(text) = usual_text(bytes, bytes_max) else { return Ok(None) };
+        let code = text.encode_utf16().fold(0i32, |code, unit| code.wrapping_mul(31).wrapping_add(i32::from(unit)));
+        let properties = [&b"MQTT_QOS\x010\x02"[..], b"", b"MQTT_QOS\x012\x02"]
+            .map(|qos| PyBytes::new(py, &[b"TAGS\x01", bytes, b"\x02", qos].concat()));
+        Ok(Some((text, code, crc32fast::hash(bytes), PyTuple::new(py, properties)?)))
+    })
+}
+
 /// What messages of a name have in common: queue, properties and tag code.
 type Template<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
 

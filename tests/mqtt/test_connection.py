@@ -11,7 +11,6 @@ from martlet_mqtt.wire.codes import V3, V4, V5, PacketType, ReasonCode
 from martlet_mqtt.wire.connection import (
     ACK_ROOM,
     LARGE_BYTES,
-    NAME_ROOM,
     TRANSITIONS,
     LargePublish,
     Limits,
@@ -280,7 +279,8 @@ def test_acknowledgements_that_take_long_end_a_turn_earlier(step: int, has_lease
 
 
 def test_messages_of_new_names_end_a_turn_earlier() -> None:
-    connection, sizes = connect(State.OPEN, V4, Names(100)), list[list[int]]()
+    names = Names(100)
+    connection, sizes = connect(State.OPEN, V4, names), list[list[int]]()
     data = b"".join([encode_packet(Publish(f"n/{number}", b"", 0), V4) for number in range(2 * RUN_PACKETS_MAX)])
     for _ in range(2):
         turns: list[int] = [0]
@@ -292,5 +292,5 @@ def test_messages_of_new_names_end_a_turn_earlier() -> None:
                 turns.append(0)
         assert sum(turns) == 2 * RUN_PACKETS_MAX
         sizes.append(turns)
-    assert max(sizes[0]) == RUN_PACKETS_MAX // (1 + NAME_ROOM)
+    assert max(sizes[0]) == RUN_PACKETS_MAX // (1 + names.room)
     assert max(sizes[1]) == RUN_PACKETS_MAX

@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.native.kernel import kernel_of
 
@@ -11,7 +11,7 @@ from martlet.store import Queue
 from martlet_mqtt.mapping.frames import number_frames, publish_frame
 from martlet_mqtt.mapping.items import run_items
 from martlet_mqtt.wire.codes import V4, V5
-from martlet_mqtt.wire.names import Name, Names
+from martlet_mqtt.wire.names import Name, Names, usual_name
 from martlet_mqtt.wire.scanner import PUBLISH_FIRST, scan_publishes
 
 
@@ -89,7 +89,21 @@ def test_the_kernel_refuses_to_number_what_is_no_frame(data: bytes, start: int) 
         assert native == python
 
 
-NAMES = [Name(text, "mqtt") for text in ("a", "a/b", "ä")]
+CHARACTERS = st.sampled_from(
+    [*"abcz/$#+ä☃\U0001f426\u0000\u001f\u007f\u0080\u009f\u00a0\ufeff\ud7ff", "a" * 60, "/" * 99]
+)
+TEXTS = st.one_of(st.lists(CHARACTERS, max_size=9).map("".join).map(str.encode), st.text(max_size=9).map(str.encode))
+
+
+@given(TEXTS, st.binary(max_size=3), st.integers(0, 9), st.sampled_from([1 << 16, 1 << 16, 5]))
+@example(b"/" * 199, b"", 0, 1 << 16)
+@example(b"/" * 200, b"", 0, 1 << 16)
+def test_the_kernel_accepts_the_names_that_python_accepts(text: bytes, noise: bytes, at: int, bytes_max: int) -> None:
+    for raw in text, text[:at] + noise + text[at:]:
+        assert kernel_of(usual_name)(raw, bytes_max) == usual_name(raw, bytes_max)
+
+
+NAMES = [Name.of(text, "mqtt") for text in ("a", "a/b", "ä")]
 QUEUES = {name: Queue("mqtt", number) for number, name in enumerate(NAMES)}
 
 

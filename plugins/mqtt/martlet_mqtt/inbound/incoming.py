@@ -159,7 +159,7 @@ class Incoming:
             if not is_request or len(packet.topic.encode()) > self._context.config.name_bytes_max:
                 return None
             if alias := self._alias_of(packet):
-                self._aliases[alias] = Name(packet.topic, "")
+                self._aliases[alias] = Name.of(packet.topic, "")
             return packet
         name = self._aliases.get(self._alias_of(packet))
         if not isinstance(name, Name) or not name.text.startswith(REQUESTS):
@@ -203,7 +203,7 @@ class Incoming:
         if topic.startswith(REPLIES):
             return name_of_reply(topic, self._context.config.name_bytes_max)
         if is_state(topic):
-            return Name(state_name(topic, self._context.config.name_bytes_max), "")
+            return Name.of(state_name(topic, self._context.config.name_bytes_max), "")
         return self._context.names.find(topic)
 
     def _store(self, packet: Publish, name: Name) -> int:

@@ -29,7 +29,7 @@ def name_of_reply(topic: str, bytes_max: int) -> Name:
         text = f"topic name {topic[:80]!r} has more than {bytes_max} bytes; mqtt.name_bytes_max is that"
         raise NotAccepted(text, ReasonCode.TOPIC_NAME_INVALID)
     check_name(topic)
-    return Name(topic, "")
+    return Name.of(topic, "")
 
 
 def send_reply(context: Context, gate: Gate, packet: Publish, name: Name, host: bytes) -> int:
@@ -52,7 +52,7 @@ def send_reply(context: Context, gate: Gate, packet: Publish, name: Name, host: 
         text = f"a reply to {name.text[:80]!r} {what}; publish it without RETAIN, with the request's correlation data"
         raise NotAccepted(text, ReasonCode.TOPIC_NAME_INVALID)
     now_ms = context.broker.clock.now_ms()
-    body, properties = record_of(packet, Name("", ""), now_ms)
+    body, properties = record_of(packet, Name.of("", ""), now_ms)
     users = {key: value for key, value in users_of(decode_properties(properties)) if key != CORRELATION_ID}
     content = packet.properties.text(Property.CONTENT_TYPE)
     if content and "CONTENT_TYPE" not in users:

@@ -40,9 +40,6 @@ GRACE: Final = 1.5
 # Packets that an acknowledgement counts as if the next one is not for the next identifier, or if the messages may be
 # those of a shared group: it takes up to 10 us.
 ACK_ROOM: Final = 4
-# Packets that a new name counts as besides its own: it takes 8 us. And packets of a run in which names may be new.
-NAME_ROOM: Final = 3
-NAMES_RUN_MAX: Final = 256
 
 ANY_BYTES: Final = 1 << 30
 # The settings that limit the size of a packet, for error texts.
@@ -226,13 +223,15 @@ class MqttConnection:
         """Return the run of packets at *at* and its end; None and *at* if the codec must decode the packet there."""
         room = self._room or RUN_PACKETS_MAX
         if data[at] in PUBLISH_FIRST:
-            names, count = self._names, min(room, NAMES_RUN_MAX) if self._meets_names else room
+            names, count = self._names, room
+            if self._meets_names:  # all names of the run may be new
+                count = min(room, RUN_PACKETS_MAX // (1 + names.room))
             known = names.learned
             run = self._scan_publishes(data, at, self.version, names, self._limits.packet_bytes_max, count)
             if run is None:
                 return None, at
             self._meets_names = names.learned > known
-            self._room = max(room - len(run.ends) - NAME_ROOM * (names.learned - known), 0)
+            self._room = max(room - len(run.ends) - names.room * (names.learned - known), 0)
             return run, run.ends[-1]
         return self._acks_at(data, at, room)
 
