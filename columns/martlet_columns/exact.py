@@ -58,7 +58,7 @@ class ExactDecoder:
         except BatchFull:
             middle = len(records) // 2
             for part in (records.starts[:middle], records.starts[middle:]):
-                yield from self.batches(Records(records.data, part), broker)  # type: ignore[arg-type]
+                yield from self.batches(Records(records.data, part), broker)
 
     def _batch(self, records: Records, broker: str) -> Any:
         shown = self._decoder.decode(records, broker)

@@ -59,7 +59,7 @@ def rebuild(rows: Rows) -> Records:
     data = parts[0] if len(parts) == 1 else bytearray().join(parts)
     sizes = [np.diff(bounds_of(array)).astype(np.int64) for array in arrays]
     ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes]))
-    return Records(data, ends[:-1])  # type: ignore[arg-type]
+    return Records(data, ends[:-1])
 
 
 def record_array(batch: pa.RecordBatch) -> Any:

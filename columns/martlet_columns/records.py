@@ -69,7 +69,7 @@ class Records:
 
     __slots__ = ("data", "heads", "starts")
 
-    def __init__(self, data: Data, starts: Sequence[int] | None = None) -> None:
+    def __init__(self, data: Data, starts: "Sequence[int] | Integers | None" = None) -> None:
         self.data = data
         self.starts: Integers = _checked_starts(data) if starts is None else np.array(starts, dtype=np.int64)
         self.heads = _heads(data, self.starts)
@@ -124,7 +124,7 @@ def joined(parts: Sequence[Records]) -> Records:
     for part in parts:
         starts.append(part.starts + at)
         at += len(part.data)
-    return Records(bytearray().join([part.data for part in parts]), np.concatenate(starts))  # type: ignore[arg-type]
+    return Records(bytearray().join([part.data for part in parts]), np.concatenate(starts))
 
 
 def record_starts(data: Data) -> tuple[Integers, int]:

@@ -60,6 +60,9 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "examples/martlet-latest/martlet_latest/__init__.py": frozenset(("publish", "store")),
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.
     "examples/martlet-topics/martlet_topics/plugin.py": frozenset(("cursors", "topics")),
+    # Copies the log to the cold tier on behalf of the broker; clients read it through the store.
+    f"{TIERED}upload/deleted.py": frozenset(("Store",)),
+    f"{TIERED}upload/uploader.py": frozenset(("Store",)),
     # Delivers messages on behalf of the broker, whose clients may not touch the schedule topic.
     f"{TIMER}levels/delivery.py": frozenset(("store",)),
     f"{TIMER}levels/due.py": frozenset(("store", "topics")),

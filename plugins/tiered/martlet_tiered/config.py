@@ -88,3 +88,17 @@ class TieredConfig(Settings):
         low=0,
         high=240_000,
     )
+    range_bytes: int = setting(
+        256 << 20,
+        "bytes of the log that become one set of files; less if the files would not fit into memory",
+        unit="bytes",
+        low=1 << 16,
+        high=1 << 30,
+    )
+    range_ms: int = setting(
+        600_000,
+        "time after which a smaller part of the log is uploaded; its messages are only on the broker's disk so far",
+        unit="ms",
+        low=100,
+        high=86_400_000,
+    )

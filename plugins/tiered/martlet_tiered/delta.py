@@ -206,7 +206,7 @@ class TableLog:
         return [
             DataFile(
                 unquote(row["path"]),
-                row["partition"]["date"],
+                str(row["partition"]["date"]),
                 row["partition"]["kind"],
                 row["size_bytes"],
                 row["modification_time"],

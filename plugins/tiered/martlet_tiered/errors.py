@@ -7,6 +7,8 @@ from martlet.errors import MartletError
 __all__ = [
     "AccessRefused",
     "Fenced",
+    "FileTooLarge",
+    "LogUnreadable",
     "ObjectChanged",
     "ObjectDamaged",
     "ObjectExists",
@@ -47,6 +49,16 @@ class ObjectDamaged(TierError):
 @final
 class AccessRefused(TierError):
     """The store refuses the credentials, or what they may not do."""
+
+
+@final
+class FileTooLarge(TierError):
+    """A file would need more memory than it may; upload a smaller range."""
+
+
+@final
+class LogUnreadable(TierError):
+    """The broker's own log cannot be read where it should have records."""
 
 
 @final

@@ -24,6 +24,7 @@ from martlet_tiered.delta import PARTITIONS, CommitNote, TableConflict, TableLog
 from martlet_tiered.errors import Fenced, RangeRefused, TableRefused, TierError
 from martlet_tiered.failures import TRANSIENT
 from martlet_tiered.files import DataFile
+from martlet_tiered.format.keys import INDEX_FOLDER, file_of_keys
 from martlet_tiered.names import DATA_FOLDER, parse_data
 from martlet_tiered.objects import Objects
 
@@ -37,6 +38,8 @@ READER_MAX: Final = 1
 WRITER_MAX: Final = 2
 # Of one commit: each follows a foreign commit that came first, or a lost answer.
 COMMIT_TRIES: Final = 20
+# Commits of other programs between the last one of a broker and a takeover.
+FOREIGN_MAX: Final = 100
 # An upload of an object and its commit are over long before.
 LEFTOVER_AGE_MS: Final = 24 * 3_600_000
 
@@ -88,12 +91,21 @@ class ColdTable:
         if missing:
             raise TableRefused(f"table {self._log.url!r} has no columns {', '.join(missing)}; set another tiered.url")
 
-    def take_over(self, owner: str) -> int:
-        """Become the owner of the table and return the new epoch; *owner* is different at each call of any broker."""
+    def take_over(self, owner: str, last_epoch: int = 0) -> int:
+        """Become the owner of the table and return the new epoch; *owner* is different at each call of any broker.
+
+        With *last_epoch*, the epoch of this broker's last handle, the table may have no other owner since. The names of
+        a broker's owners have the same part before the ``/``: the answer to a takeover may have been lost.
+
+        Raises:
+          Fenced: another broker has taken the table over since *last_epoch*.
+        """
         problem: TierError | None = None
         for _ in range(COMMIT_TRIES):
             self._refresh_log()
             before, epoch = self.version, self._log.number(OWNER) or 0
+            if epoch > last_epoch > 0 and self._newest_owner().partition("/")[0] != owner.partition("/")[0]:
+                raise self._fenced(epoch, last_epoch)
             problem = self._try_commit((), {OWNER: epoch + 1}, epoch + 1, owner)
             self._refresh_log()
             if self.version > before and self._log.note(before + 1).owner == owner:
@@ -182,20 +194,30 @@ class ColdTable:
         """Return the names of objects that nobody needs any more.
 
         These are files that were removed from the table a week ago, and leftovers: files of this epoch or an older one
-        that no commit names, a day after they were written. A file of a newer epoch may be about to be committed.
+        that no commit names, a day after they were written. A file of a newer epoch may be about to be committed. An
+        object with keys goes with its file.
         """
         listed = self._objects.list_folder(DATA_FOLDER)
+        listed_keys = self._objects.list_folder(INDEX_FOLDER)
         self.refresh()
         known = {file.path for file in self._log.files()}
         known.update(self._log.removed(expired=False))
-        found = self._log.removed(expired=True)
+        expired = set(self._log.removed(expired=True))
+        found = [f"{DATA_FOLDER}/{path}" for path in expired]
         for each in listed:
             path = each.name.removeprefix(DATA_FOLDER + "/")
-            name = parse_data(path)
-            is_ours = name is not None and name.epoch <= self._epoch
-            if is_ours and path not in known and each.modified_ms < now_ms - LEFTOVER_AGE_MS:
-                found.append(path)
-        return [f"{DATA_FOLDER}/{path}" for path in sorted(found)]
+            if parse_data(path) is not None and self._is_leftover(path, known, each.modified_ms, now_ms):
+                found.append(each.name)
+        for each in listed_keys:
+            path = file_of_keys(each.name)
+            if path in expired or self._is_leftover(path, known, each.modified_ms, now_ms):
+                found.append(each.name)
+        return sorted(set(found))
+
+    def _is_leftover(self, path: str, known: set[str], modified_ms: int, now_ms: int) -> bool:
+        name = parse_data(path)
+        is_newer = name is not None and name.epoch > self._epoch
+        return not is_newer and path not in known and modified_ms < now_ms - LEFTOVER_AGE_MS
 
     def collect(self, now_ms: int) -> list[str]:
         """Remove `garbage` from the store and return its names; only the owner may."""
@@ -265,13 +287,24 @@ class ColdTable:
     def _check_fence(self) -> None:
         epoch = self._log.number(OWNER) or 0
         if epoch > self._epoch > 0:
-            raise Fenced(
-                f"table {self._log.url!r} has an owner of epoch {epoch} now, and this broker is of {self._epoch}; stop "
-                "one of them, or give each a prefix of its own",
-                epoch,
-            )
+            raise self._fenced(epoch, self._epoch)
         if epoch < self._epoch:
             raise TableRefused(f"table {self._log.url!r} has lost commits: its owner is of epoch {epoch}; restore it")
+
+    def _fenced(self, epoch: int, own: int) -> Fenced:
+        return Fenced(
+            f"table {self._log.url!r} has an owner of epoch {epoch} now, and this broker is of {own}; stop one "
+            "of them, or give each a prefix of its own",
+            epoch,
+        )
+
+    def _newest_owner(self) -> str:
+        """Return the owner that made the newest commit of a broker; empty if it cannot be found."""
+        for version in range(self.version, max(self.version - FOREIGN_MAX, -1), -1):
+            note = self._log.note(version)
+            if note.epoch:
+                return note.owner
+        return ""
 
     def _check_owner(self) -> None:
         assert self._epoch, "take the table over first"

@@ -23,7 +23,7 @@ from martlet.runtime.checksum import crc32
 from martlet_columns.records import Integers
 from martlet_tiered.errors import ObjectDamaged
 
-__all__ = ["INDEX_FOLDER", "FileKeys", "decode_keys", "encode_keys", "key_hashes", "keys_name"]
+__all__ = ["INDEX_FOLDER", "FileKeys", "decode_keys", "encode_keys", "file_of_keys", "key_hashes", "keys_name"]
 
 INDEX_FOLDER: Final = "index"
 SUFFIX: Final = ".keys"
@@ -40,6 +40,11 @@ POWERS: Final = np.array([pow(31, exponent, 1 << 32) for exponent in range(VECTO
 def keys_name(path: str) -> str:
     """Return the name of the object with the keys of the data file at *path*, which is relative to the table."""
     return f"{INDEX_FOLDER}/{path}{SUFFIX}"
+
+
+def file_of_keys(name: str) -> str:
+    """Return the path of the data file whose keys are in the object *name*."""
+    return name.removeprefix(INDEX_FOLDER + "/").removesuffix(SUFFIX)
 
 
 @final

@@ -185,7 +185,7 @@ def _part(records: Records, begin: int, end: int) -> Records:
     starts = records.starts[begin:end]
     first = int(starts[0])
     last = int(records.starts[end]) if end < len(records) else len(records.data)
-    return Records(memoryview(records.data)[first:last], starts - first)  # type: ignore[arg-type]
+    return Records(memoryview(records.data)[first:last], starts - first)
 
 
 @final

@@ -1,0 +1,51 @@
+"""Runs long work in a thread beside the event loop, and leaves the interpreter to the loop most of the time."""
+
+import time
+from typing import Final, TypeVar, final
+
+import trio
+
+from martlet.runtime.steps import PAUSE_S, Steps
+
+__all__ = ["PATIENT", "URGENT", "UploadThread"]
+
+T = TypeVar("T")
+
+# Pause after a slice, as a multiple of its time.
+PATIENT: Final = 2.0
+URGENT: Final = 0.25
+# Longer pauses bring nothing: a slice was long because the processors are busy with something else.
+PAUSE_MAX_S: Final = 0.02
+
+
+@final
+class UploadThread:
+    """Runs steps in a worker thread, one work at a time; `factor` is the pause after a slice, in times of its length.
+
+    It may be changed while work runs.
+    """
+
+    def __init__(self) -> None:
+        self.factor = PATIENT
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Run *steps* to the end and return the result; cancellation ends them after the current slice."""
+        return await trio.to_thread.run_sync(self._finish, steps, limiter=self._limiter)
+
+    def _finish(self, steps: Steps[T]) -> T:
+        try:
+            while True:
+                trio.from_thread.check_cancelled()
+                began = time.perf_counter()
+                try:
+                    blocking = next(steps)
+                except StopIteration as done:
+                    result: T = done.value
+                    return result
+                if blocking is not None:
+                    blocking()
+                took = time.perf_counter() - began
+                time.sleep(min(max(took * self.factor, PAUSE_S), PAUSE_MAX_S))
+        finally:
+            steps.close()

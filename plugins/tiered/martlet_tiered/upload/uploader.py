@@ -1,0 +1,274 @@
+"""Uploads the log to the cold tier, range by range, while the broker runs.
+
+    log:     ... -----------|---------------------|--------------|
+                         released          begin + range      durable and readable
+
+A range is uploaded in steps, any of which may be the last one that a broker lives to do: its files and their keys are
+stored and read back, then one commit adds them to the table, then the index of readers learns of them, and then
+retention may remove the records. So records are in the log until consumers can read them elsewhere. A start continues
+at the end of the table.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Protocol, final
+
+import trio
+
+from martlet.errors import MartletError
+from martlet.runtime.clock import Clock
+from martlet.runtime.io_threads import IoThreads
+from martlet.runtime.wakeup import Wakeup
+from martlet.store import Store
+from martlet_tiered.config import TieredConfig
+from martlet_tiered.errors import Fenced, FileTooLarge, LogUnreadable
+from martlet_tiered.files import DataFile
+from martlet_tiered.format.footer import FileFooter
+from martlet_tiered.names import DataName
+from martlet_tiered.upload.deleted import LiveQueues
+from martlet_tiered.upload.encoding import encode_file
+from martlet_tiered.upload.entries import Entries, FoundEntries, find_entries, sort_entries
+from martlet_tiered.upload.pacing import PATIENT, URGENT, UploadThread
+from martlet_tiered.upload.progress import Trouble, UploadProgress
+from martlet_tiered.upload.session import OpenPlace, UploadSession, open_session
+
+__all__ = ["CommitFollower", "Uploader"]
+
+logger = logging.getLogger("martlet.tiered")
+
+POLL_S: Final = 1.0
+BACKOFF_S: Final = 1.0
+BACKOFF_MAX_S: Final = 60.0
+# Records of a range: 30 bytes of memory each, and as much again while they are sorted.
+RECORDS_MAX: Final = 500_000
+# Bytes of a file in memory. The range is chosen so that its largest file has about the first number, by the ratio of
+# the ranges before; a file that comes to the second one is given up, and the range is halved.
+FILE_BYTES: Final = 32 << 20
+FILE_BYTES_MAX: Final = 64 << 20
+RANGE_BYTES_MIN: Final = 1 << 20
+# The uploader hurries if it is this many ranges behind, or if retention waits.
+RANGES_BEHIND: Final = 4
+TIDY_RANGES: Final = 8
+COLLECT_S: Final = 6 * 3600.0
+# Beside the time for the requests of an upload with their retries.
+DEADLINE_SPARE_S: Final = 60.0
+
+
+class CommitFollower(Protocol):
+    """Learns what is in the table: the index of readers."""
+
+    async def sync(self, files: Sequence[DataFile]) -> None:
+        """Note that *files* are all files of the table: at the start, and after another program has changed it."""
+        ...
+
+    async def committed(self, files: Sequence[DataFile], footers: Sequence[FileFooter]) -> None:
+        """Note that *files* with these *footers* were added. Retention may remove their records when it returns."""
+        ...
+
+
+@final
+class Uploader:
+    """Uploads the log of *store*, and keeps from retention what it has not uploaded.
+
+    Args:
+      open_place: opens the store of objects and the table; called in a thread for each session.
+      follower: learns of each commit.
+      broker: the name of the broker.
+      owner: different for each process of any broker.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: TieredConfig,
+        clock: Clock,
+        open_place: OpenPlace,
+        follower: CommitFollower,
+        broker: str,
+        owner: str,
+    ) -> None:
+        self.released = 0
+        self.progress = UploadProgress()
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._open_place = open_place
+        self._follower = follower
+        self._broker = broker
+        self._owner = owner
+        self._pace = UploadThread()
+        deadline_s = (config.upload_timeout_ms + config.retry_ms) / 1000 + DEADLINE_SPARE_S
+        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=deadline_s)
+        self._live = LiveQueues(store)
+        self._wakeup = Wakeup()
+        self._wanted = 0  # retention waits for records before this log position
+        self._bytes_max = min(config.range_bytes, FILE_BYTES)
+        self._sessions = self._epoch = 0
+        self._trouble = Trouble("the store of objects was not opened yet")
+        self._collect_at = 0.0
+
+    # ---- retention
+
+    @property
+    def limit(self) -> int:
+        """The log position up to which records are durable, and readers may see them."""
+        return min(self._store.durable, self._store.readable)
+
+    @property
+    def behind(self) -> int:
+        """Bytes of the log that are not uploaded yet."""
+        return max(self.limit - max(self.released, self._store.first_position), 0)
+
+    @property
+    def reason(self) -> str:
+        """Why records may not be removed yet, and how many."""
+        return self._trouble.describe(self.behind)
+
+    async def release(self, end: int) -> None:
+        """Hurry to upload the records before log position *end*."""
+        if end > self._wanted:
+            self._wanted = end
+            self._wakeup.set()
+
+    # ---- sessions
+
+    async def run(self) -> None:
+        """Upload until cancelled. What fails is logged once a minute, and tried again after a pause."""
+        backoff_s = BACKOFF_S
+        while True:
+            ranges = self.progress.ranges
+            try:
+                await self._upload_in_session()
+            except Fenced as error:
+                self._trouble.text = str(error)
+                logger.error("the cold tier has stopped uploading: %s", error)
+                await trio.sleep_forever()
+            except (MartletError, OSError) as error:
+                self._note_failure(error, is_defect=False)
+            except Exception as error:  # a defect here must not stop the broker
+                self._note_failure(error, is_defect=True)
+            backoff_s = BACKOFF_S if self.progress.ranges > ranges else min(2 * backoff_s, BACKOFF_MAX_S)
+            await trio.sleep(backoff_s)
+
+    def _note_failure(self, error: Exception, *, is_defect: bool) -> None:
+        self.progress.failures += 1
+        self._trouble.note(error, self.behind, is_defect=is_defect)
+
+    async def _upload_in_session(self) -> None:
+        self._sessions += 1
+        owner = f"{self._owner}/{self._sessions}"
+        session = await self._threads.run(partial(open_session, self._open_place, owner, self._epoch))
+        self._epoch = session.epoch
+        begin = self._begin_of(session)
+        await self._follower.sync(await self._threads.run(session.files))
+        self.released = begin
+        self._trouble.text = ""
+        while True:
+            await self._wait_for_range()
+            await self._upload_range(session)
+            self._trouble.text = ""
+            await self._tidy(session)
+
+    def _begin_of(self, session: UploadSession) -> int:
+        """Return where the uploads continue.
+
+        Raises:
+          LogUnreadable: the table ends after the log.
+        """
+        end = session.end
+        if end is None:
+            return self._store.first_position
+        if end > self._store.appended:
+            raise LogUnreadable(
+                f"the table ends at log position {end}, and the log at {self._store.appended}: it is the table of "
+                "another data directory; set tiered.url to an empty place, or restore the data directory"
+            )
+        return end
+
+    # ---- ranges
+
+    async def _wait_for_range(self) -> None:
+        """Return once a range is to be uploaded: it is large enough, old enough, or retention waits for it."""
+        since, released = None, self.released
+        while True:
+            pending = self.limit - released
+            if pending > 0:
+                since = trio.current_time() if since is None else since
+                is_old = trio.current_time() - since >= self._config.range_ms / 1000
+                if pending >= self._bytes_max or is_old or self._wanted > released:
+                    return
+            with trio.move_on_after(POLL_S):
+                await self._wakeup.wait()
+
+    async def _upload_range(self, session: UploadSession) -> None:
+        begin, limit = self.released, self.limit
+        is_urgent = self._wanted > begin or limit - begin > RANGES_BEHIND * self._config.range_bytes
+        self._pace.factor = URGENT if is_urgent else PATIENT
+        segments = self._store.segments
+        found = await self._pace.run(find_entries(segments, begin, limit, self._bytes_max, RECORDS_MAX))
+        if found.end <= begin:
+            raise LogUnreadable(f"the log cannot be read from position {begin} on; it is damaged there")
+        entries = await self._pace.run(sort_entries(found))
+        entries = entries.keep(await self._live.first_offsets(entries.runs, found.end))
+        try:
+            files, footers = await self._store_files(session, entries)
+        except FileTooLarge:
+            self._bytes_max = (found.end - begin) // 2
+            return
+        await self._threads.run(partial(session.append, begin, found.end, files))
+        await self._follower.committed(files, footers)
+        foreign = session.take_foreign()
+        if foreign:
+            logger.warning("another program has changed the table of the cold tier in %d commits", foreign)
+            await self._follower.sync(await self._threads.run(session.files))
+        self.released = found.end
+        self._note_range(found, entries, files)
+
+    async def _store_files(self, session: UploadSession, entries: Entries) -> tuple[list[DataFile], list[FileFooter]]:
+        files: list[DataFile] = []
+        footers: list[FileFooter] = []
+        for date, kind, first, end in entries.files():
+            name = DataName(date, kind, session.epoch, entries.begin, entries.end)
+            is_least = entries.end - entries.begin <= RANGE_BYTES_MIN or end - first == 1
+            rows, ranks = entries.rows[first:end], entries.ranks[first:end]
+            bytes_max = 1 << 62 if is_least else FILE_BYTES_MAX
+            steps = encode_file(self._store.segments, name, self._broker, rows, ranks, self._clock.now_ms(), bytes_max)
+            encoded = await self._pace.run(steps)
+            await self._threads.run(partial(session.store, encoded))
+            files.append(encoded.file)
+            footers.append(encoded.footer)
+            del encoded
+        return files, footers
+
+    def _note_range(self, found: FoundEntries, entries: Entries, files: Sequence[DataFile]) -> None:
+        self.progress.add(found, len(entries.rows), sum(file.bytes for file in files))
+        self._live.forget_before(found.end)
+        if found.damaged:
+            logger.error(
+                "the cold tier leaves out %d damaged parts of the log, the first at position %d",
+                found.damaged,
+                found.damaged_at,
+            )
+        if found.removed:
+            logger.error(
+                "the cold tier lacks %d bytes of the log before position %d: retention removed them while it was off",
+                found.removed,
+                found.end,
+            )
+        largest = max((file.bytes for file in files), default=0)
+        log_bytes = found.end - found.begin
+        # Not more than twice the range: the next messages may compress less.
+        fitting = min(log_bytes * FILE_BYTES // max(largest, 1), 2 * max(log_bytes, FILE_BYTES))
+        self._bytes_max = min(self._config.range_bytes, max(fitting, RANGE_BYTES_MIN))
+
+    async def _tidy(self, session: UploadSession) -> None:
+        """Write checkpoints and remove leftovers now and then; what fails is done the next time."""
+        now = trio.current_time()
+        collects = now >= self._collect_at
+        if collects:
+            self._collect_at = now + COLLECT_S
+        if collects or self.progress.ranges % TIDY_RANGES == 0:
+            failure = await self._threads.run(partial(session.tidy, self._clock.now_ms(), collects=collects))
+            if failure:
+                logger.warning("the table of the cold tier was not tidied: %s", failure)
