@@ -11,6 +11,8 @@ from tests.delivery.pushing import LINES, Collector
 from tests.remoting.conftest import pull_ext
 from tests.remoting.pop_talk import ack_ext, pop_ext, popped
 from tests.stomp.all_protocols import Protocols, all_protocols
+from tests.tiered.cold import Tier
+from tests.tiered.copying import CopyingTier, copying_tier
 from tests.wire_clients.mqtt import MqttClient, leave
 from tests.wire_clients.remoting import RemotingClient
 
@@ -36,13 +38,18 @@ DAY_S = 86_400
 class World:
     """A broker with a tier, and topics with messages of which the log has lost most."""
 
-    def __init__(self, protocols: Protocols, clock: ManualClock) -> None:
+    def __init__(self, protocols: Protocols, clock: ManualClock, tier: MemoryTier | CopyingTier) -> None:
         self.protocols = protocols
         self.broker = protocols.broker
         self.store = protocols.broker.store
         self.clock = clock
-        self.tier: MemoryTier = use_memory_tier(self.store)
+        self.tier = tier
         self.begin_ms = clock.ms
+
+    @property
+    def memory(self) -> MemoryTier:
+        assert isinstance(self.tier, MemoryTier)
+        return self.tier
 
     def publish(self, topic: str, *bodies: bytes, tag: str = "a/b") -> None:
         for body in bodies:
@@ -63,10 +70,22 @@ class World:
 
 
 @asynccontextmanager
-async def world(directory: Path) -> AsyncIterator[World]:
+async def world(directory: Path, place: Tier | None = None) -> AsyncIterator[World]:
+    """Run a broker with a tier in memory, or with files at *place*."""
     clock = ManualClock()
-    async with all_protocols(directory, store=STORE, clock=clock) as protocols:
-        yield World(protocols, clock)
+    async with all_protocols(directory / "data", store=STORE, clock=clock) as protocols:
+        store = protocols.broker.store
+        if place is None:
+            yield World(protocols, clock, use_memory_tier(store))
+        else:
+            async with copying_tier(store, place) as tier:
+                yield World(protocols, clock, tier)
+
+
+@pytest.fixture(params=["memory", "files"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Tier | None:
+    """Where the tier of a test has its messages."""
+    return Tier(str(tmp_path / "tier")) if request.param == "files" else None
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -95,8 +114,8 @@ async def pull_all(client: RemotingClient, topic: str, offset: int, **more: Any)
 
 
 @pytest.mark.parametrize("hold", [False, True], ids=["at once", "long poll"])
-async def test_a_pull_consumer_reads_the_whole_history(tmp_path: Path, hold: bool) -> None:
-    async with world(tmp_path) as made:
+async def test_a_pull_consumer_reads_the_whole_history(tmp_path: Path, place: Tier | None, hold: bool) -> None:
+    async with world(tmp_path, place) as made:
         await made.bury("T")
         client = made.protocols.remoting()
         if not hold:
@@ -108,8 +127,8 @@ async def test_a_pull_consumer_reads_the_whole_history(tmp_path: Path, hold: boo
         assert [record.body for record in decode_records(answer.body)] == BODIES[3:35]
 
 
-async def test_a_pull_by_tag_finds_cold_messages(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_a_pull_by_tag_finds_cold_messages(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         made.broker.topics.ensure("T", 1)
         for number, body in enumerate(BODIES):
             made.publish("T", body, tag="AB"[number % 2])
@@ -124,8 +143,8 @@ async def test_a_pull_by_tag_finds_cold_messages(tmp_path: Path) -> None:
         assert found == BODIES[1::2]
 
 
-async def test_expired_messages_are_gone_although_the_tier_has_them(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_expired_messages_are_gone_although_the_tier_has_them(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         queue = await made.bury("T")
         queue.expire_to(30)
         client = made.protocols.remoting()
@@ -140,31 +159,31 @@ async def test_a_tier_that_fails_refuses_one_pull_and_no_other(tmp_path: Path) -
     async with world(tmp_path) as made:
         await made.bury("T")
         client = made.protocols.remoting()
-        made.tier.gate = trio.Event()
+        made.memory.gate = trio.Event()
         cold = await client.send(RequestCode.PULL_MESSAGE, pull_ext("T", 0))
         hot = await client.send(RequestCode.PULL_MESSAGE, pull_ext("T", COUNT - 1))
         answer = await client.receive()
         assert (answer.opaque, answer.code) == (hot, 0), "the tier delays no other pull of the connection"
-        made.tier.failure = OSError("connection reset")
-        made.tier.gate.set()
+        made.memory.failure = OSError("connection reset")
+        made.memory.gate.set()
         answer = await client.receive()
         assert (answer.opaque, answer.code) == (cold, ResponseCode.SERVICE_NOT_AVAILABLE)
         assert answer.remark is not None
         assert "cold tier 'memory' failed; OSError: connection reset" in answer.remark
-        made.tier.failure = None
+        made.memory.failure = None
         assert await pull_all(client, "T", 0) == BODIES
 
 
 # ---- RocketMQ: look-ups
 
 
-async def test_rocketmqs_look_ups_know_the_cold_messages(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_rocketmqs_look_ups_know_the_cold_messages(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         queue = await made.bury("T")
-        client, place = made.protocols.remoting(), {"topic": "T", "queueId": "0"}
+        client, where = made.protocols.remoting(), {"topic": "T", "queueId": "0"}
 
         async def ask(code: int, field: str, **more: object) -> int:
-            answer = await client.ask(code, {**place, **more})
+            answer = await client.ask(code, {**where, **more})
             assert answer.code == 0, answer.remark
             return int(str(answer.ext[field]))
 
@@ -178,8 +197,8 @@ async def test_rocketmqs_look_ups_know_the_cold_messages(tmp_path: Path) -> None
         assert await ask(RequestCode.GET_MIN_OFFSET, "offset") == 10
 
 
-async def test_a_new_group_asks_the_tier_nothing_to_learn_where_it_begins(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_a_new_group_asks_the_tier_nothing_to_learn_where_it_begins(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         await made.bury("T")
         ext = {"topic": "T", "queueId": "0", "consumerGroup": "G"}
         answer = await made.protocols.remoting().ask(RequestCode.QUERY_CONSUMER_OFFSET, dict(ext))
@@ -195,7 +214,7 @@ async def test_a_dead_letter_of_a_cold_message_waits_for_the_tier_alone(
         cold, hot = await made.protocols.stomp.connect(), await made.protocols.stomp.connect()
         await cold.subscribe("/queue/orders", "client-individual", prefetch_count="1")
         (message,) = await cold.messages(1)
-        made.tier.failure = OSError("connection reset")
+        made.memory.failure = OSError("connection reset")
         await cold.nack(message, requeue="false")
         await hot.subscribe("/queue/other", "client-individual", prefetch_count="1")
         await hot.publish("/queue/other", b"fresh")
@@ -207,13 +226,15 @@ async def test_a_dead_letter_of_a_cold_message_waits_for_the_tier_alone(
 
         await until(lambda: letters() == [b"fresh"])
         await until(lambda: "cannot be read, retrying" in caplog.text)
-        made.tier.failure = None
+        made.memory.failure = None
         await until(lambda: len(letters()) == 2)
         assert letters() == [b"fresh", BODIES[0]]
 
 
-async def test_a_cold_message_is_found_by_key_and_by_id_and_can_be_sent_back(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_a_cold_message_is_found_by_key_and_by_id_and_can_be_sent_back(
+    tmp_path: Path, place: Tier | None
+) -> None:
+    async with world(tmp_path, place) as made:
         await made.bury("T")
         client = made.protocols.remoting()
         key = {"topic": "T", "key": "005", "maxNum": "8", "beginTimestamp": "0", "endTimestamp": str(1 << 60)}
@@ -231,8 +252,8 @@ async def test_a_cold_message_is_found_by_key_and_by_id_and_can_be_sent_back(tmp
         assert retry.next_offset == 1
 
 
-async def test_administrators_count_cold_messages(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_administrators_count_cold_messages(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         await made.bury("T")
         made.broker.groups.ensure("G")
         made.broker.groups.offsets.commit("G", "T", 0, 5)
@@ -245,8 +266,8 @@ async def test_administrators_count_cold_messages(tmp_path: Path) -> None:
         assert b'"lastTimestamp":%d' % (made.begin_ms + 4 * STEP_MS) in answer.body
 
 
-async def test_a_topic_keeps_a_queue_with_only_cold_messages(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_a_topic_keeps_a_queue_with_only_cold_messages(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         made.broker.topics.ensure("T", 4)
         made.broker.groups.ensure("G")
         made.broker.groups.offsets.commit("G", "T", 3, 1)
@@ -265,8 +286,8 @@ async def test_a_topic_keeps_a_queue_with_only_cold_messages(tmp_path: Path) -> 
         assert made.broker.topics.used_queues("T") == 1
 
 
-async def test_a_session_in_the_cold_range_keeps_a_topic_from_losing_queues(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_a_session_in_the_cold_range_keeps_a_topic_from_losing_queues(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         made.broker.topics.ensure("mqtt", 2)
         await away(made, "#")
         for _ in range(3):
@@ -283,8 +304,8 @@ async def test_a_session_in_the_cold_range_keeps_a_topic_from_losing_queues(tmp_
 # ---- RocketMQ: pops
 
 
-async def test_a_pop_consumer_takes_the_whole_history_once(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_a_pop_consumer_takes_the_whole_history_once(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         await made.bury("T")
         made.broker.groups.ensure("G")
         client = made.protocols.remoting()
@@ -304,8 +325,10 @@ async def test_a_pop_consumer_takes_the_whole_history_once(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("start", "first"), [(from_earliest, 0), (from_offset(7), 7)], ids=["earliest", "offset"])
-async def test_a_subscription_reads_the_cold_range_and_never_jumps(tmp_path: Path, start: Start, first: int) -> None:
-    async with world(tmp_path) as made:
+async def test_a_subscription_reads_the_cold_range_and_never_jumps(
+    tmp_path: Path, place: Tier | None, start: Start, first: int
+) -> None:
+    async with world(tmp_path, place) as made:
         queue = await made.bury("T")
         peer = RecordingPeer()
         subscription = made.broker.subscriptions.open(peer, "T", LINES, start=start, credit=COUNT)
@@ -317,8 +340,10 @@ async def test_a_subscription_reads_the_cold_range_and_never_jumps(tmp_path: Pat
         subscription.close()
 
 
-async def test_a_durable_subscription_of_stomp_gets_what_came_while_it_was_away(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_a_durable_subscription_of_stomp_gets_what_came_while_it_was_away(
+    tmp_path: Path, place: Tier | None
+) -> None:
+    async with world(tmp_path, place) as made:
 
         async def subscriber() -> Any:
             talk = await made.protocols.stomp.connect(client_id="ann")
@@ -333,8 +358,8 @@ async def test_a_durable_subscription_of_stomp_gets_what_came_while_it_was_away(
         assert await talk.rest() == []
 
 
-async def test_consumers_and_browsers_of_a_stomp_queue_get_cold_messages(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_consumers_and_browsers_of_a_stomp_queue_get_cold_messages(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         await made.bury("orders")
         browser = await made.protocols.stomp.connect()
         await browser.subscribe("/queue/orders", name="look", browser="true")
@@ -378,9 +403,9 @@ async def back(made: World, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("topic_filter", ["#", "a/b"], ids=["wildcard", "name"])
 async def test_a_session_that_was_away_for_longer_than_the_log_misses_nothing(
-    tmp_path: Path, topic_filter: str
+    tmp_path: Path, place: Tier | None, topic_filter: str
 ) -> None:
-    async with world(tmp_path) as made:
+    async with world(tmp_path, place) as made:
         await away(made, topic_filter)
         made.publish("mqtt", *BODIES[:10], tag="a/b")
         made.publish("mqtt", *[b"other"] * 10, tag="c")
@@ -393,8 +418,10 @@ async def test_a_session_that_was_away_for_longer_than_the_log_misses_nothing(
         assert "read" in made.tier.asked
 
 
-async def test_a_session_over_several_queues_gets_them_in_the_order_of_the_log(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_a_session_over_several_queues_gets_them_in_the_order_of_the_log(
+    tmp_path: Path, place: Tier | None
+) -> None:
+    async with world(tmp_path, place) as made:
         made.broker.topics.ensure("mqtt", 4)
         await away(made, "#")
         for number, body in enumerate(BODIES):
@@ -405,8 +432,8 @@ async def test_a_session_over_several_queues_gets_them_in_the_order_of_the_log(t
         assert await back(made, COUNT) == BODIES
 
 
-async def test_messages_in_flight_are_sent_again_from_the_tier(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_messages_in_flight_are_sent_again_from_the_tier(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
 
         async def take(talk: MqttClient) -> None:
             made.publish("mqtt", *BODIES[:3])
@@ -423,13 +450,15 @@ async def test_a_session_is_told_what_the_tier_has_removed(tmp_path: Path) -> No
         await away(made, "#")
         made.publish("mqtt", *BODIES)
         await remove_sealed(made.store)
-        made.tier.drop_before(made.store.queue("mqtt", 0), 10)
+        made.memory.drop_before(made.store.queue("mqtt", 0), 10)
         assert await back(made, COUNT - 10) == BODIES[10:]
         assert made.protocols.mqtt.context.counters.missed == 10
 
 
-async def test_a_shared_subscription_gets_what_came_while_its_members_were_away(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_a_shared_subscription_gets_what_came_while_its_members_were_away(
+    tmp_path: Path, place: Tier | None
+) -> None:
+    async with world(tmp_path, place) as made:
         await away(made, "$share/g/#")
         made.publish("mqtt", *BODIES)
         await remove_sealed(made.store)
@@ -444,7 +473,7 @@ async def test_a_session_waits_for_a_tier_that_is_down_and_delays_no_other(
         await away(made, "#")
         made.publish("mqtt", *BODIES)
         await remove_sealed(made.store)
-        made.tier.gate = trio.Event()
+        made.memory.gate = trio.Event()
         talk = await made.protocols.mqtt.connect("c", clean=False, expiry_s=DAY_S, present=True)
         near = await made.protocols.mqtt.connect("near", expiry_s=DAY_S)
         await near.subscribe("#", qos=1)
@@ -452,10 +481,10 @@ async def test_a_session_waits_for_a_tier_that_is_down_and_delays_no_other(
         made.publish("mqtt", b"new")
         near = await made.protocols.mqtt.connect("near", clean=False, expiry_s=DAY_S, present=True)
         assert await near.payloads(1) == [b"new"], "another session that is behind does not wait for the tier"
-        made.tier.failure = OSError("connection reset")
-        made.tier.gate.set()
+        made.memory.failure = OSError("connection reset")
+        made.memory.gate.set()
         await until(lambda: made.store.cold.failed_reads >= 3)
-        made.tier.failure = None
+        made.memory.failure = None
         found: list[bytes] = []
         while len(found) < COUNT + 1:
             for message in await talk.messages(1):
@@ -467,8 +496,8 @@ async def test_a_session_waits_for_a_tier_that_is_down_and_delays_no_other(
 # ---- everything at once
 
 
-async def test_there_is_no_gap_while_producers_write_and_segments_leave(tmp_path: Path) -> None:
-    async with world(tmp_path) as made:
+async def test_there_is_no_gap_while_producers_write_and_segments_leave(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
         await away(made, "#")
         made.publish("mqtt", *BODIES)
         await remove_sealed(made.store)

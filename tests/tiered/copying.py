@@ -1,7 +1,8 @@
 """A cold tier that copies a range of the log when retention asks for it: the real files, table, index and reader."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar, final
 
 import trio
@@ -22,7 +23,7 @@ from martlet_tiered.table import ColdTable
 
 from .cold import Tier
 
-__all__ = ["CopyingTier", "CountedObjects"]
+__all__ = ["CACHE_BYTES", "CopyingTier", "CountedObjects", "copying_tier"]
 
 T = TypeVar("T")
 BLANK_MAGIC: Final = 0xCBD43194
@@ -157,3 +158,15 @@ class CopyingTier:
         self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, end_position: int
     ) -> list[bytes]:
         return await self.reader.records_by_key(topic, key, count_max, begin_ms, end_ms, end_position)
+
+
+@asynccontextmanager
+async def copying_tier(store: Store, place: Tier) -> AsyncIterator[CopyingTier]:
+    """Give *store* a tier at *place*, whose service runs during the block."""
+    tier = await trio.to_thread.run_sync(CopyingTier, store, place)
+    store.use_cold_tier(tier)
+    await tier.begin()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tier.run)
+        yield tier
+        nursery.cancel_scope.cancel()
