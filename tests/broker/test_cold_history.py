@@ -174,6 +174,17 @@ async def test_a_tier_that_fails_refuses_one_pull_and_no_other(tmp_path: Path) -
         assert await pull_all(client, "T", 0) == BODIES
 
 
+async def test_a_group_that_reads_much_of_the_tier_has_to_wait(tmp_path: Path, place: Tier | None) -> None:
+    async with world(tmp_path, place) as made:
+        queue = await made.bury("T")
+        client = made.protocols.remoting(cold_tier_bytes_max=2000)
+        codes = []
+        for offset in (0, 8, queue.local_from):
+            answer = await client.ask(RequestCode.PULL_MESSAGE, pull_ext("T", offset, maxMsgNums="8"))
+            codes.append(answer.code)
+        assert codes == [0, ResponseCode.SYSTEM_BUSY, 0]
+
+
 # ---- RocketMQ: look-ups
 
 

@@ -56,6 +56,28 @@ def test_a_limit_of_nothing_stops_every_read() -> None:
         reads.check("slow")
 
 
+def test_a_group_without_a_limit_has_one_for_the_cold_tier() -> None:
+    times = Times()
+    reads = ColdReads(times.now, times.now_ms, 1000)
+    reads.took("G", 5000)
+    reads.check("G", is_cold=True)
+    reads.took("G", 1000, is_cold=True)
+    with pytest.raises(
+        Refused, match=r"\[G\] has read 1000 bytes of old messages from the cold tier; its limit per 5 s is 1000"
+    ):
+        reads.check("G", is_cold=True)
+    reads.check("G")
+    reads.check("H", is_cold=True)
+    reads.limits["G"] = 7000
+    reads.check("G", is_cold=True)
+    times.seconds += WINDOW_S
+    reads.limits.clear()
+    reads.check("G", is_cold=True)
+    unlimited = ColdReads(times.now, times.now_ms)
+    unlimited.took("G", 1 << 40, is_cold=True)
+    unlimited.check("G", is_cold=True)
+
+
 def test_reads_are_shown_for_their_window_only() -> None:
     times = Times()
     reads = ColdReads(times.now, times.now_ms)

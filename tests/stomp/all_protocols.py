@@ -37,8 +37,10 @@ class Protocols:
         self._running = running
         self._remoting = remoting_of(running.broker)
 
-    def remoting(self) -> RemotingClient:
-        return RemotingClient.of(self._running, self._remoting)
+    def remoting(self, **settings: Any) -> RemotingClient:
+        """Connect to the remoting port; with *settings*, to one of its own."""
+        port = remoting_of(self.broker, **settings) if settings else self._remoting
+        return RemotingClient.of(self._running, port)
 
 
 @asynccontextmanager

@@ -15,7 +15,6 @@ CHECKS = (
     history.test_a_pop_consumer_takes_the_whole_history_once,
     history.test_a_durable_subscription_of_stomp_gets_what_came_while_it_was_away,
     history.test_a_session_over_several_queues_gets_them_in_the_order_of_the_log,
-    history.test_there_is_no_gap_while_producers_write_and_segments_leave,
 )
 
 

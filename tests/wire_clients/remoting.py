@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import orjson
 from tests.remoting.conftest import pull_ext, send_ext
@@ -148,9 +148,9 @@ def send_request(topic: str, queue_id: int, key: str, body: bytes, opaque: int, 
     return Command(RequestCode.SEND_MESSAGE_V2, ext, body, opaque)
 
 
-def remoting_of(broker: Broker) -> Protocol:
+def remoting_of(broker: Broker, **settings: Any) -> Protocol:
     """Return the remoting port of *broker*, made as at its start."""
-    plugin = RemotingPlugin(RemotingConfig(listen="127.0.0.1:0", vip=False))
+    plugin = RemotingPlugin(RemotingConfig(listen="127.0.0.1:0", vip=False, **settings))
     protocol = plugin.martlet_protocols(broker)[0]
     plugin.state.set_store_host(bytes((127, 0, 0, 1, 0, 0, 0, 1)))
     return protocol

@@ -88,6 +88,13 @@ class RemotingConfig(PortConfig):
         low=1,
         high=8_388_608,
     )
+    cold_tier_bytes_max: int = setting(
+        167_772_160,
+        "bytes that a group pulls from the cold tier in 5 s, unless updateColdDataFlowCtrGroupConfig gave it a limit; "
+        "above, its pulls are answered SYSTEM_BUSY; rebuilding 32 MiB/s of it takes a tenth of a core; 0: no limit",
+        unit="bytes",
+        low=0,
+    )
     bulk_frame_bytes: int = setting(
         262_144,
         "size of one frame of a bulk read; ordinary consumers wait for the one that is being sent",

@@ -152,7 +152,7 @@ class RemotingState:
             broker.topics, broker.groups.__contains__, broker.store, self.now, broker.clock.now_ms
         )
         self.pulled_groups: Final = PulledGroups()
-        self.cold: Final = ColdReads(self.now, broker.clock.now_ms)
+        self.cold: Final = ColdReads(self.now, broker.clock.now_ms, config.cold_tier_bytes_max)
         self.contexts: Final[dict[RequestContext, None]] = {}
         self.switches: Final = {"useServerSideResetOffset": True}  # by RocketMQ's names; clients can change them
         self.request_modes: Final = RequestModes(broker.topics, broker.groups, config.request_mode)

@@ -327,7 +327,7 @@ def _wait_for_disk(context: RequestContext, pull: Pull) -> None:
         _answer_nothing(context, pull)
     else:
         try:
-            state.cold.check(pull.group)
+            state.cold.check(pull.group, is_cold=pull.offset < pull.queue.local_from)
         except Refused:
             pending.reader.forget(pull)
             raise
@@ -351,7 +351,8 @@ def _deal(context: RequestContext, pull: Pull, result: ReadResult) -> int:
         if pull.gate.allowance.applies:
             pull.gate.allowance.charge_out(result.count, result.size)
         if pull.far:
-            state.cold.took(pull.group, result.size)
+            # A result begins in the cold tier or in the log, and does not go on in the other.
+            state.cold.took(pull.group, result.size, is_cold=pull.offset < pull.queue.local_from)
     elif code == ResponseCode.PULL_NOT_FOUND and status in NOTHING_YET and pull.offset != 0:
         code, next_offset = ResponseCode.PULL_OFFSET_MOVED, 0
     elif code == ResponseCode.PULL_NOT_FOUND:
