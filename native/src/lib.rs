@@ -20,6 +20,7 @@ mod needles;
 mod queues;
 mod records;
 mod rests;
+mod routes;
 mod scan;
 mod searches;
 mod sends;
@@ -63,6 +64,8 @@ fn martlet_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(searches::find_values, module)?)?;
     module.add_function(wrap_pyfunction!(records::find_names, module)?)?;
     module.add_function(wrap_pyfunction!(records::survey, module)?)?;
+    module.add_function(wrap_pyfunction!(routes::known_routes, module)?)?;
+    module.add_function(wrap_pyfunction!(routes::group_by_route, module)?)?;
     module.add_function(wrap_pyfunction!(batches::take_members, module)?)?;
     module.add_function(wrap_pyfunction!(batches::batch_items, module)?)?;
     module.add_function(wrap_pyfunction!(append::measure_usual, module)?)?;

@@ -18,6 +18,8 @@ const HITS_MAX: usize = 8192;
 const CHARACTERS_MAX: usize = 64;
 /// More digits than any bound has.
 const DIGITS_MAX: usize = 20;
+/// So many values are compared one by one.
+const FEW: usize = 8;
 const PIECE_BYTES: usize = 128 << 10;
 const MAGICS: [[u8; 4]; 3] = [[0xDA, 0xA3, 0x20, 0xA7], [0xDA, 0xA3, 0x20, 0xAB], [0xCB, 0xD4, 0x31, 0x94]];
 
@@ -217,11 +219,13 @@ pub fn find_values<'py>(
     guarded("find_values", || {
         let values: Vec<Bound<'py, PyBytes>> =
             values.iter().map(|value| Ok(value.cast_into::<PyBytes>()?)).collect::<PyResult<_>>()?;
-        let wanted: HashSet<&[u8]> = values.iter().map(|value| value.as_bytes()).collect();
+        let few: Vec<&[u8]> = values.iter().map(|value| value.as_bytes()).collect();
+        let many: HashSet<&[u8]> = few.iter().copied().collect();
+        let is_wanted = |value: &[u8]| if few.len() <= FEW { few.contains(&value) } else { many.contains(value) };
         let found = with_bytes(data, |data| {
             let (data, start, finder) = (part(data, begin, end), start.as_bytes(), Finder::new(start.as_bytes()));
             let places = finder.find_iter(data);
-            let places = places.filter(|place| wanted.contains(value_of(&data[place + start.len()..])));
+            let places = places.filter(|place| is_wanted(value_of(&data[place + start.len()..])));
             Ok(places.map(|place| begin + place).collect::<Vec<_>>())
         });
         PyList::new(data.py(), found?)

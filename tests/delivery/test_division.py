@@ -26,6 +26,9 @@ class Ways:
         self.steps += self._cost
         return self._ways[name]
 
+    def known_routes(self, records: list[Found], begin: int, end: int) -> list[Route[Any]]:
+        return []
+
 
 def records(names: str) -> list[Found]:
     return [(10 * index, b"", 0, 0, name, cast(Queue, None)) for index, name in enumerate(names)]

@@ -6,11 +6,13 @@ them as one part, so that each receiver gets its records in log order.
 """
 
 from collections.abc import Hashable, Mapping
+from itertools import groupby
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
 
+from martlet.runtime.native import native
 from martlet.store import Queue
 
-__all__ = ["STEPS_A_SLICE", "Found", "Grants", "Interest", "Route", "divide"]
+__all__ = ["STEPS_A_SLICE", "Found", "Grants", "Interest", "Route", "divide", "group_by_route"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -54,6 +56,10 @@ class Interest(Protocol):
         """
         ...
 
+    def known_routes(self, records: list["Found"], begin: int, end: int) -> list[Route[Any]]:
+        """Return the routes of the first of *records* from index *begin* up to *end*, as far as they need no search."""
+        ...
+
 
 # A route with the consecutive records that have it.
 Stretch: TypeAlias = tuple[Route[Any], list[Found]]
@@ -65,37 +71,63 @@ def divide(records: list[Found], interest: Interest, begin: int = 0, stop: int |
     Records without receivers are left out. It ends early if names are new and take long, because many filters with
     wildcards may match each of them; then no record may have been divided.
     """
-    stretches: list[Stretch] = []
-    current: Route[Any] | None = None
-    name: str | None = None  # of the previous record, whose route is `current`
-    route_of, limit = interest.find_route, interest.steps + STEPS_A_SLICE
     end = len(records) if stop is None else stop
-    for start in range(begin, end, RECORDS_AT_ONCE):
-        if start >= end or interest.steps > limit:
-            end = min(start, end)
-            break
-        for index, each in enumerate(records[start : min(start + RECORDS_AT_ONCE, end)], start):
-            if each[4] is name:
-                continue
-            name = each[4]
-            route = route_of(name)
+    routes = _find_routes(records, interest, begin, end)
+    if not routes:
+        return [], begin
+    found, alternates = native(group_by_route)(records, begin, routes)
+    parts = [(route, part) for route, part in found if route.grants]
+    if alternates and sum([_count_receivers(route) for route, _ in parts]) > PAIRS_MAX:
+        return [(route.grants, part) for route, part in _stretches(records, begin, routes)], begin + len(routes)
+    if alternates:
+        return _separate_shared(parts, records, begin, routes), begin + len(routes)
+    return [(route.grants, part) for route, part in parts], begin + len(routes)
+
+
+def _find_routes(records: list[Found], interest: Interest, begin: int, end: int) -> list[Route[Any]]:
+    """Return the routes of *records* from index *begin* up to *end*, or of fewer, as `divide` says."""
+    find_route, limit = interest.find_route, interest.steps + STEPS_A_SLICE
+    routes = interest.known_routes(records, begin, end)
+    while (start := begin + len(routes)) < end and interest.steps <= limit:
+        for each in records[start : min(start + RECORDS_AT_ONCE, end)]:
+            route = find_route(each[4])
             if route is None:
-                end = index
-                break
-            if route is not current:
-                if current is not None and current.grants:
-                    stretches.append((current, records[begin:index]))
-                begin, current = index, route
-    if current is not None and current.grants:
-        stretches.append((current, records[begin:end]))
-    return _make_parts(stretches), end
+                return routes
+            routes.append(route)
+        routes += interest.known_routes(records, begin + len(routes), end)
+    return routes
 
 
-def _make_parts(stretches: list[Stretch]) -> list[Part]:
-    by_route = {id(route): route for route, _ in stretches}
-    if len(by_route) == len(stretches) or sum(map(_count_receivers, by_route.values())) > PAIRS_MAX:
-        return [(route.grants, part) for route, part in stretches]
-    return _group_by_route(stretches, list(by_route.values()))
+def group_by_route(records: list[Found], begin: int, routes: list[Route[Any]]) -> tuple[list[Stretch], bool]:
+    """Return each different one of *routes*, with all of its records, and whether one comes again after another.
+
+    *routes* are those of *records* from index *begin* on. The native kernel has this function as well; see
+    `martlet.runtime.native`.
+    """
+    first = routes[0]
+    if routes.count(first) == len(routes):
+        return [(first, records[begin : begin + len(routes)])], False
+    parts: dict[int, Stretch] = {}
+    previous, alternates = None, False
+    for index, route in enumerate(routes, begin):
+        part = parts.get(id(route))
+        if part is None:
+            part = parts[id(route)] = route, []
+        elif route is not previous:
+            alternates = True
+        previous = route
+        part[1].append(records[index])
+    return list(parts.values()), alternates
+
+
+def _stretches(records: list[Found], begin: int, routes: list[Route[Any]]) -> list[Stretch]:
+    """Return the stretches of *records*, whose *routes* are those from index *begin* on, that have receivers."""
+    stretches: list[Stretch] = []
+    for _, same in groupby(enumerate(routes, begin), key=lambda each: id(each[1])):
+        (start, route), *others = same
+        if route.grants:
+            stretches.append((route, records[start : start + 1 + len(others)]))
+    return stretches
 
 
 def _count_receivers(route: Route[Any]) -> int:
@@ -103,26 +135,26 @@ def _count_receivers(route: Route[Any]) -> int:
     return len(route.grants) if isinstance(route.grants, dict) else PAIRS_MAX + 1
 
 
-def _group_by_route(stretches: list[Stretch], routes: list[Route[Any]]) -> list[Part]:
-    """Return the records of each route together."""
+def _separate_shared(found: list[Stretch], records: list[Found], begin: int, routes: list[Route[Any]]) -> list[Part]:
+    """Return the parts *found*, without the receivers of several of them, and one part for these.
+
+    *routes* are those of *records* from index *begin* on.
+    """
     routes_of: dict[Any, list[Route[Any]]] = {}
-    for route in routes:
+    for route, _ in found:
         for receiver in route.grants:
             routes_of.setdefault(receiver, []).append(route)
     routes_of_shared = {receiver: own_routes for receiver, own_routes in routes_of.items() if len(own_routes) > 1}
+    if not routes_of_shared:
+        return [(route.grants, part) for route, part in found]
+    stretches = _stretches(records, begin, routes)
     if len(routes_of_shared) * len(stretches) > STEPS_MAX:
         return [(route.grants, part) for route, part in stretches]
-    parts: dict[int, list[Found]] = {id(route): [] for route in routes}
-    for route, part in stretches:
-        parts[id(route)] += part
     result: list[Part] = []
-    for route in routes:
-        grants = route.grants
-        unshared = grants
-        if routes_of_shared:
-            unshared = {each: values for each, values in grants.items() if each not in routes_of_shared}
+    for route, part in found:
+        unshared = {each: values for each, values in route.grants.items() if each not in routes_of_shared}
         if unshared:
-            result.append((unshared, parts[id(route)]))
+            result.append((unshared, part))
     # Receivers of the same routes with the same values share their records.
     receivers_alike: dict[tuple[tuple[int, tuple[Hashable, ...]], ...], list[Any]] = {}
     for receiver, own_routes in routes_of_shared.items():

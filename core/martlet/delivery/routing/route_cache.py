@@ -19,12 +19,13 @@ from collections.abc import Callable, Collection, Hashable, ItemsView, Iterable,
 from itertools import islice
 from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
-from martlet.delivery.routing.division import Grants, Route
+from martlet.delivery.routing.division import Found, Grants, Route
 from martlet.delivery.routing.filter_tree import FilterTree, FilterWalk, Stored, Table
 from martlet.errors import Reason, Refused
+from martlet.runtime.native import native
 from martlet.runtime.steps import Steps, finish_now, per_slice
 
-__all__ = ["RouteCache", "in_pieces"]
+__all__ = ["RouteCache", "in_pieces", "known_routes"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -350,6 +351,10 @@ class RouteCache(Generic[T]):
             return self._continue_finding(name, self._unfinished[1])
         return self._begin_finding(name)
 
+    def known_routes(self, records: list[Found], begin: int, end: int) -> list[Route[T]]:
+        """Return the routes of the first of *records* from index *begin* up to *end* that need no search."""
+        return native(known_routes)(records, begin, end, self._cached, self._changes)
+
     def _is_valid(self, cached: _Cached[T]) -> bool:
         """Return whether no filter has changed that could change the route of *cached*."""
         if sum([stamp.count for stamp in cached.stamps]) != cached.total:
@@ -494,6 +499,27 @@ class RouteCache(Generic[T]):
                     yield
         count = len(grants) + sum(map(len, large_tables))
         return _CombinedGrants(grants, large_tables) if large_tables else grants, count
+
+
+def known_routes(
+    records: list[Found], begin: int, end: int, cached: dict[str, _Cached[T]], changes: int
+) -> list[Route[T]]:
+    """Return the routes of *records* from index *begin* up to *end*, or up to the first name without a valid one.
+
+    *cached* has routes by name; those that were checked after *changes* are valid. The native kernel has this function
+    as well; see `martlet.runtime.native`.
+    """
+    routes: list[Route[T]] = []
+    name: str | None = None
+    for each in records[begin:end]:
+        if each[4] is not name:
+            name = each[4]
+            known = cached.get(name)
+            if known is None or known.checked != changes:
+                break
+            route = known.route
+        routes.append(route)
+    return routes
 
 
 def _has_few_subscribers(tables: Sequence[Stored[T]]) -> bool:
