@@ -1,5 +1,6 @@
 """Writes records, sorted by queue, as one file of the cold tier."""
 
+import datetime
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final, final
@@ -14,7 +15,7 @@ from martlet.runtime.checksum import crc32
 from martlet.runtime.steps import Steps, finish_now
 from martlet_columns.exact import ExactDecoder
 from martlet_columns.records import Integers, Records
-from martlet_columns.schema import exact_schema
+from martlet_columns.schema import MS_MAX, MS_MIN, exact_schema
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.fields import store_times, topics_of
 from martlet_tiered.format.footer import FOOTER_KEY, FOOTER_VERSION, FileFooter, GroupPlace, Span, encode_footer
@@ -106,7 +107,6 @@ class FileWriter:
         self._group_hashes: list[Integers] = []
         self._spans: list[_OpenSpan] = []
         self._groups: list[GroupPlace] = []
-        self._ranges = _Ranges()
 
     @property
     def bytes(self) -> int:
@@ -147,7 +147,7 @@ class FileWriter:
         self._writer.close()
         yield
         data = memoryview(self._sink.getvalue()).cast("B")
-        minimum, maximum = self._ranges.minimum, self._ranges.maximum
+        minimum, maximum = _ranges(spans)
         file = DataFile(name.path, name.date, name.kind, len(data), now_ms, self._rows, minimum, maximum)
         keys = encode_keys(self._hashes)
         return EncodedFile(file, footer, data, keys)
@@ -157,7 +157,6 @@ class FileWriter:
         for batch in self._decoder.batches(records, self._broker):
             self._batches.append(batch)
             self._group_hashes.append(key_hashes(batch))
-            self._ranges.add(batch)
         self._bytes += len(records.data)
         self._crc = crc32(records.data, self._crc)
         self._add_to_spans(records, row)
@@ -226,22 +225,28 @@ def _wider(known: tuple[int, int] | None, values: Integers) -> tuple[int, int]:
     return (least, greatest) if known is None else (min(known[0], least), max(known[1], greatest))
 
 
-@final
-class _Ranges:
-    """The least and greatest values of columns, for the table's statistics."""
-
-    NAMES: Final = ("topic", "queue", "offset", "store_ts", "_position")
-
-    def __init__(self) -> None:
-        self.minimum: dict[str, Any] = {}
-        self.maximum: dict[str, Any] = {}
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        for name in self.NAMES:
-            found = pc.min_max(batch.column(name)).as_py()
-            if found["min"] is not None:
-                self.minimum[name] = min(self.minimum.get(name, found["min"]), found["min"])
-                self.maximum[name] = max(self.maximum.get(name, found["max"]), found["max"])
+def _ranges(spans: list[Span]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the least and greatest values of columns, for the table's statistics."""
+    if not spans:
+        return {}, {}
+    minimum: dict[str, object] = {
+        "topic": min(span.topic for span in spans),
+        "queue": min(span.queue for span in spans),
+        "offset": min(span.first for span in spans),
+        "_position": min(span.min_position for span in spans),
+    }
+    maximum: dict[str, object] = {
+        "topic": max(span.topic for span in spans),
+        "queue": max(span.queue for span in spans),
+        "offset": max(span.last for span in spans),
+        "_position": max(span.max_position for span in spans),
+    }
+    first, last = min(span.min_ms for span in spans), max(span.max_ms for span in spans)
+    if first >= MS_MIN and last <= MS_MAX:  # others are null in the column
+        minimum["store_ts"], maximum["store_ts"] = (
+            datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC) for ms in (first, last)
+        )
+    return minimum, maximum
 
 
 def write_file(name: DataName, broker: str, records: Records, now_ms: int) -> EncodedFile:

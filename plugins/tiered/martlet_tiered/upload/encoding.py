@@ -1,7 +1,7 @@
 """Makes a file of sorted entries: reads their records from the log again, some row groups at a time.
 
 Records of one row group are all over the range, so the range is read once for each window of row groups: a window of
-32 MiB and the file are in memory, not the range.
+48 MiB and the file are in memory, not the range.
 """
 
 from itertools import accumulate
@@ -21,7 +21,7 @@ from martlet_tiered.upload.log_blocks import BLOCK_BYTES
 __all__ = ["WINDOW_BYTES", "encode_file"]
 
 # Bytes of records in memory, more only if one row group has more.
-WINDOW_BYTES: Final = 32 << 20
+WINDOW_BYTES: Final = 48 << 20
 
 
 def encode_file(
