@@ -81,13 +81,16 @@ def pieces_of(sizes: Integers) -> list[tuple[int, int]]:
 class FileWriter:
     """Makes the file *name* of records of *broker*, in memory.
 
-    Add records sorted by topic (by bytes), queue and offset, and end each row group where `group_ends` says.
+    Add records sorted by topic (by bytes), queue and offset, and end each row group where `group_ends` says. With a
+    *capacity*, the bytes of the file are never copied, and a write beyond it raises an `OSError`; memory is used as the
+    file grows.
     """
 
-    def __init__(self, name: DataName, broker: str) -> None:
+    def __init__(self, name: DataName, broker: str, capacity: int | None = None) -> None:
         self._name = name
         self._broker = broker
-        self._sink = pa.BufferOutputStream()
+        self._buffer = None if capacity is None else pa.allocate_buffer(capacity)
+        self._sink = pa.BufferOutputStream() if self._buffer is None else pa.FixedSizeBufferWriter(self._buffer)
         self._decoder = ExactDecoder()
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -117,8 +120,7 @@ class FileWriter:
     def add(self, records: Records) -> Steps[None]:
         """Add *records*, contiguous in their data, to the row group."""
         for begin, end in pieces_of(records.heads["size"]):
-            self._add_piece(_part(records, begin, end))
-            yield
+            yield from self._add_piece(_part(records, begin, end))
 
     def end_group(self) -> Steps[None]:
         """Write the row group, unless it is empty."""
@@ -146,20 +148,26 @@ class FileWriter:
         self._writer.add_key_value_metadata({FOOTER_KEY: encode_footer(footer)})
         self._writer.close()
         yield
-        data = memoryview(self._sink.getvalue()).cast("B")
+        if self._buffer is None:
+            data = memoryview(self._sink.getvalue()).cast("B")
+        else:
+            data = memoryview(self._buffer).cast("B")[: self._sink.tell()]
         minimum, maximum = _ranges(spans)
         file = DataFile(name.path, name.date, name.kind, len(data), now_ms, self._rows, minimum, maximum)
         keys = encode_keys(self._hashes)
         return EncodedFile(file, footer, data, keys)
 
-    def _add_piece(self, records: Records) -> None:
+    def _add_piece(self, records: Records) -> Steps[None]:
         row = self._rows + sum(map(len, self._batches))
         for batch in self._decoder.batches(records, self._broker):
             self._batches.append(batch)
+            yield
             self._group_hashes.append(key_hashes(batch))
+            yield
         self._bytes += len(records.data)
         self._crc = crc32(records.data, self._crc)
         self._add_to_spans(records, row)
+        yield
 
     def _add_to_spans(self, records: Records, row: int) -> None:
         topics = topics_of(records).dictionary_encode()

@@ -1,7 +1,7 @@
 """Makes a file of sorted entries: reads their records from the log again, some row groups at a time.
 
 Records of one row group are all over the range, so the range is read once for each window of row groups: a window of
-48 MiB and the file are in memory, not the range.
+20 MiB and the file are in memory, not the range.
 """
 
 from itertools import accumulate
@@ -21,7 +21,7 @@ from martlet_tiered.upload.log_blocks import BLOCK_BYTES
 __all__ = ["WINDOW_BYTES", "encode_file"]
 
 # Bytes of records in memory, more only if one row group has more.
-WINDOW_BYTES: Final = 48 << 20
+WINDOW_BYTES: Final = 20 << 20
 
 
 def encode_file(
@@ -31,16 +31,27 @@ def encode_file(
     rows: Integers,
     ranks: Integers,
     now_ms: int,
-    bytes_max: int,
+    bytes_max: int | None,
 ) -> Steps[EncodedFile]:
     """Return the file *name* with the records of the entries *rows*, which are sorted; *ranks* number their topics.
 
     Raises:
-      FileTooLarge: it would have more than *bytes_max* bytes.
+      FileTooLarge: it would have more than *bytes_max* bytes, if that is not None.
       LogUnreadable: the log has other records than before.
     """
-    writer = FileWriter(name, broker)
+    writer = FileWriter(name, broker, bytes_max)
     ends = group_ends(ranks, rows["size"])
+    try:
+        yield from _write(writer, segments, name, rows, ends)
+        return (yield from writer.finish(now_ms))
+    except OSError as error:
+        if bytes_max is None or writer.bytes < bytes_max // 2:
+            raise  # of the log
+        raise FileTooLarge(f"{name.path!r} has more than {bytes_max} bytes") from error
+
+
+def _write(writer: FileWriter, segments: Segments, name: DataName, rows: Integers, ends: list[int]) -> Steps[None]:
+    """Add all *rows* to the file, whose row groups have these *ends*."""
     begin = 0
     for window in _windows(rows["size"], ends):
         part = rows[begin : window[-1]]
@@ -56,12 +67,9 @@ def encode_file(
             yield from writer.add(_records(group, rows[first:end], name.begin))
             del group
             yield from writer.end_group()
-            if writer.bytes > bytes_max:
-                raise FileTooLarge(f"{name.path!r} has {writer.bytes} bytes already; {bytes_max} are the limit")
             first = end
         begin = window[-1]
         del whole, data
-    return (yield from writer.finish(now_ms))
 
 
 def _windows(sizes: Integers, ends: list[int]) -> list[list[int]]:

@@ -8,7 +8,7 @@ from martlet_columns.errors import RecordError
 from martlet_columns.rebuild import rebuild
 from martlet_tiered.errors import ObjectDamaged, TierError
 from martlet_tiered.files import DataFile
-from martlet_tiered.format.footer import decode_group, footer_of, read_metadata
+from martlet_tiered.format.footer import FileFooter, decode_group, footer_of, read_metadata
 from martlet_tiered.format.keys import keys_name
 from martlet_tiered.format.writing import TABLE_SCHEMA, EncodedFile
 from martlet_tiered.names import DATA_FOLDER
@@ -44,27 +44,25 @@ class UploadSession:
         return self._table.files()
 
     def store(self, encoded: EncodedFile) -> None:
-        """Store a file and its keys, and read back what shows that they are whole.
+        """Store a file and its keys."""
+        path = encoded.file.path
+        self._objects.create(f"{DATA_FOLDER}/{path}", encoded.data)
+        self._objects.create(keys_name(path), encoded.keys)
+
+    def check(self, file: DataFile, footer: FileFooter, keys_bytes: int) -> None:
+        """Read back what shows that a file and its keys are whole: sizes, footer, and one row group, which CRCs choose.
 
         Raises:
           ObjectDamaged: the store returns other data.
         """
-        path = encoded.file.path
-        self._objects.create(f"{DATA_FOLDER}/{path}", encoded.data)
-        self._objects.create(keys_name(path), encoded.keys)
-        self._check(encoded)
-
-    def _check(self, encoded: EncodedFile) -> None:
-        """Compare the sizes, the footer, and one row group, which the CRC of the file chooses."""
-        objects, footer, path = self._objects, encoded.footer, encoded.file.path
-        name = f"{DATA_FOLDER}/{path}"
-        sizes = objects.size(name), objects.size(keys_name(path))
-        if sizes != (len(encoded.data), len(encoded.keys)):
+        objects, name = self._objects, f"{DATA_FOLDER}/{file.path}"
+        sizes = objects.size(name), objects.size(keys_name(file.path))
+        if sizes != (file.bytes, keys_bytes):
             raise ObjectDamaged(f"{name!r} and its keys have {sizes} bytes after they were stored")
-        metadata = read_metadata(objects, name, len(encoded.data))
+        metadata = read_metadata(objects, name, file.bytes)
         if footer_of(metadata) != footer:
             raise ObjectDamaged(f"{name!r} has another footer than what was stored")
-        number = crc32(encoded.data[-4096:]) % len(footer.groups)
+        number = sum(group.crc for group in footer.groups) % len(footer.groups)
         group = footer.groups[number]
         data = objects.read_range(name, group.begin, group.end)
         try:

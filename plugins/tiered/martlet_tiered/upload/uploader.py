@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol, final
 
+import pyarrow as pa
 import trio
 
 from martlet.errors import MartletError
@@ -44,8 +45,8 @@ BACKOFF_MAX_S: Final = 60.0
 RECORDS_MAX: Final = 500_000
 # Bytes of a file in memory. The range is chosen so that its largest file has about the first number, by the ratio of
 # the ranges before; a file that comes to the second one is given up, and the range is halved.
-FILE_BYTES: Final = 32 << 20
-FILE_BYTES_MAX: Final = 64 << 20
+FILE_BYTES: Final = 24 << 20
+FILE_BYTES_MAX: Final = 48 << 20
 RANGE_BYTES_MIN: Final = 1 << 20
 # The uploader hurries if it is this many ranges behind, or if retention waits.
 RANGES_BEHIND: Final = 4
@@ -232,13 +233,16 @@ class Uploader:
             name = DataName(date, kind, session.epoch, entries.begin, entries.end)
             is_least = entries.end - entries.begin <= RANGE_BYTES_MIN or end - first == 1
             rows, ranks = entries.rows[first:end], entries.ranks[first:end]
-            bytes_max = 1 << 62 if is_least else FILE_BYTES_MAX
+            bytes_max = None if is_least else FILE_BYTES_MAX
             steps = encode_file(self._store.segments, name, self._broker, rows, ranks, self._clock.now_ms(), bytes_max)
             encoded = await self._pace.run(steps)
             await self._threads.run(partial(session.store, encoded))
-            files.append(encoded.file)
-            footers.append(encoded.footer)
-            del encoded
+            file, footer, keys_bytes = encoded.file, encoded.footer, len(encoded.keys)
+            del encoded, steps  # the bytes of the file
+            pa.default_memory_pool().release_unused()
+            await self._threads.run(partial(session.check, file, footer, keys_bytes))
+            files.append(file)
+            footers.append(footer)
         return files, footers
 
     def _note_range(self, found: FoundEntries, entries: Entries, files: Sequence[DataFile]) -> None:
