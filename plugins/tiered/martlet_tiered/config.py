@@ -88,6 +88,12 @@ class TieredConfig(Settings):
         low=0,
         high=240_000,
     )
+    cache_bytes: int = setting(
+        64 << 20,
+        "memory for old records, which all consumers share, in blocks of 8 MiB; up to 50 MiB more tell where they are",
+        unit="bytes",
+        low=0,
+    )
     range_bytes: int = setting(
         256 << 20,
         "bytes of the log that become one set of files; less if the files would not fit into memory",

@@ -10,7 +10,7 @@ each, and the last used spans.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, TypeVar, final
@@ -72,6 +72,7 @@ class TierIndex:
         self._deleted: list[tuple[str, int]] = []  # topics whose deletion the database does not know yet
         self.finder = SpanFinder(self._ask, lambda: self.is_complete, self._check_complete)
         self._adding = trio.Lock()
+        self._comparing = trio.Lock()
         self._work = Wakeup()
         self._log_at = 0.0
 
@@ -121,6 +122,23 @@ class TierIndex:
 
         Waits some seconds for files that are not indexed yet; `run` indexes the others.
         """
+        await self.sync_with(partial(_given, files))
+
+    async def sync_with(self, read: Callable[[], Awaitable[Sequence[DataFile]]]) -> None:
+        """As `sync`, with the files that *read* returns; the broker's own commits wait for it.
+
+        Raises what *read* raises.
+        """
+        async with self._comparing:
+            await self._compare(await read())
+        try:
+            with trio.move_on_after(SYNC_S):
+                await self._index_missing()
+        except (Refused, TierError) as error:
+            self._log(logging.WARNING, "%d files of the cold tier are not indexed yet; %s", self.unindexed, error)
+        await self._tell()
+
+    async def _compare(self, files: Sequence[DataFile]) -> None:
         table = {file.path: TableFile.of(file) for file in files}
         known = await self._ask(lambda database: database.files())
         gone = {file.path for file in known if file.fault or file.path not in table}
@@ -133,12 +151,6 @@ class TierIndex:
         self._set_missing([file for path, file in table.items() if path not in indexed])
         self.finder.forget()
         self._work.set()
-        try:
-            with trio.move_on_after(SYNC_S):
-                await self._index_missing()
-        except (Refused, TierError) as error:
-            self._log(logging.WARNING, "%d files of the cold tier are not indexed yet; %s", self.unindexed, error)
-        await self._tell()
 
     async def committed(self, files: Sequence[DataFile], footers: Sequence[FileFooter]) -> None:
         """Add *files* with their *footers*, which the broker has just committed.
@@ -146,8 +158,10 @@ class TierIndex:
         What fails is done later by `run`; until then, consumers are refused.
         """
         pairs = [(TableFile.of(file), footer) for file, footer in zip(files, footers, strict=True)]
-        self._table.update((file.path, file) for file, _ in pairs)
-        self._set_missing([*self._missing.values(), *(file for file, _ in pairs)])
+        async with self._comparing:
+            new = [file for file, _ in pairs if file.path not in self._table]
+            self._table.update((file.path, file) for file in new)
+            self._set_missing([*self._missing.values(), *new])
         try:
             for file, footer in sorted(pairs, key=lambda pair: _newest_first(pair[0])):
                 await self._add(await self._load(file, footer))
@@ -299,6 +313,10 @@ class TierIndex:
 def _newest_first(file: TableFile) -> tuple[int, bool, str]:
     """Return the order in which files are added: of one range, the internal one is first, with the deletions."""
     return -file.end, not file.is_internal, file.path
+
+
+async def _given(files: Sequence[DataFile]) -> Sequence[DataFile]:
+    return files
 
 
 @contextmanager

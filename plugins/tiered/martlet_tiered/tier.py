@@ -1,0 +1,143 @@
+"""The cold tier of a broker: an uploader that keeps the log until it has a copy, and a reader of the copies."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final, final
+
+from msgspec import structs
+
+from martlet.broker import Broker
+from martlet.errors import Refused
+from martlet.runtime.io_threads import IoThreads
+from martlet.store import Queue, ReadOptions, ReadResult
+from martlet_tiered.config import TieredConfig
+from martlet_tiered.delta import TableLog
+from martlet_tiered.errors import StoreUnusable, TableRefused, TierError
+from martlet_tiered.files import DataFile
+from martlet_tiered.format.writing import TABLE_SCHEMA
+from martlet_tiered.local import LocalObjects
+from martlet_tiered.location import LOCAL, TierLocation
+from martlet_tiered.objects import Objects
+from martlet_tiered.opening import open_objects
+from martlet_tiered.reading.index import FILE_NAME, TierIndex
+from martlet_tiered.reading.reader import DEADLINE_S, TierReader
+from martlet_tiered.reading.store_reads import StoreReads
+from martlet_tiered.remote import RemoteObjects
+from martlet_tiered.table import ColdTable
+from martlet_tiered.upload.uploader import Uploader
+
+__all__ = ["ObjectTier"]
+
+logger = logging.getLogger("martlet.tiered")
+
+
+@final
+class ObjectTier:
+    """The `ColdTier` of *broker* at *location*. `uploader` and `reader` have services, which the plugin runs.
+
+    Raises:
+      TierError: the settings do not fit the store, or a local directory cannot be used.
+    """
+
+    def __init__(self, broker: Broker, config: TieredConfig, location: TierLocation) -> None:
+        self.name: Final = location.url
+        self._broker = broker
+        self._config = config
+        self._location = location
+        # A consumer waits for a retry, so it begins in time; the log of the table is read with the same.
+        self._patience = structs.replace(config, retry_ms=min(config.retry_ms, round(DEADLINE_S * 500)))
+        self._objects = _open_for_reads(location, self._patience)
+        threads = IoThreads("the store of old messages")
+        self._threads = threads
+        store, name = broker.store, broker.config.name
+        path = f"{store.data_directory.path}/{FILE_NAME}"
+        self.index = TierIndex(store, path, f"{location.url} {name}", self._objects, threads)
+        self._reads = StoreReads(self._objects, threads, config.cache_bytes)
+        self.reader: Final = TierReader(self.name, self.index, self._reads, self._refresh)
+        owner = broker.ids.unique()
+        self.uploader: Final = Uploader(store, config, broker.clock, self._open_place, self.index, name, owner)
+
+    # ---- what the tier has
+
+    async def begin(self) -> None:
+        """Open the index and compare it with the table; if the store does not answer, that comes later.
+
+        Raises:
+          TierError: the store cannot be used, or the table belongs to another broker.
+        """
+        await self.index.begin()
+        try:
+            await self._refresh()
+        except (TableRefused, StoreUnusable):
+            raise
+        except (Refused, TierError) as error:
+            logger.warning("the cold tier begins with what its index had; %s", error)
+
+    async def _refresh(self) -> None:
+        await self.index.sync_with(self._files)
+
+    async def _files(self) -> Sequence[DataFile]:
+        return await self._threads.run(self._read_files)
+
+    def _read_files(self) -> Sequence[DataFile]:
+        log = TableLog(self._objects, self._location, self._patience)
+        table = ColdTable(self._objects, log, self._broker.config.name)
+        table.open(TABLE_SCHEMA)
+        return table.files()
+
+    def _open_place(self) -> tuple[Objects, ColdTable]:
+        config, location, broker = self._config, self._location, self._broker
+        objects = open_objects(location, config, broker.ids.unique(), broker.clock.now_ms())
+        return objects, ColdTable(objects, TableLog(objects, location, config), broker.config.name)
+
+    def statistics(self) -> dict[str, object]:
+        """Return the counters of uploads and reads."""
+        counters = {f"upload_{name}": value for name, value in structs.asdict(self.uploader.progress).items()}
+        counters["upload_behind_bytes"] = self.uploader.behind
+        counters |= structs.asdict(self._reads.statistics())
+        counters |= {"files": self.index.files, "unindexed_files": self.index.unindexed}
+        return {**counters, "faulty_files": len(self.index.faults)}
+
+    # ---- retention
+
+    @property
+    def released(self) -> int:
+        """Retention may remove records before this log position."""
+        return self.uploader.released
+
+    @property
+    def reason(self) -> str:
+        """Why records may not be removed yet, and how many."""
+        return self.uploader.reason
+
+    async def release(self, end: int) -> None:
+        """Hurry to upload the records before log position *end*."""
+        await self.uploader.release(end)
+
+    # ---- reads
+
+    async def read(self, queue: Queue, offset: int, wanted: ReadOptions) -> ReadResult:
+        """Return records of *queue* from *offset* on. Raises `Refused`."""
+        return await self.reader.read(queue, offset, wanted)
+
+    async def offset_by_time(self, queue: Queue, timestamp_ms: int) -> int:
+        """Return the first offset of *queue* stored at or after *timestamp_ms*. Raises `Refused`."""
+        return await self.reader.offset_by_time(queue, timestamp_ms)
+
+    async def offset_by_position(self, queue: Queue, position: int) -> int:
+        """Return the first offset of *queue* at or after log position *position*. Raises `Refused`."""
+        return await self.reader.offset_by_position(queue, position)
+
+    async def record_at(self, position: int) -> bytes | None:
+        """Return the record at log position *position*. Raises `Refused`."""
+        return await self.reader.record_at(position)
+
+    async def records_by_key(
+        self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, end_position: int
+    ) -> list[bytes]:
+        """Return the newest records of *topic* with *key*, newest first. Raises `Refused`."""
+        return await self.reader.records_by_key(topic, key, count_max, begin_ms, end_ms, end_position)
+
+
+def _open_for_reads(location: TierLocation, config: TieredConfig) -> Objects:
+    return LocalObjects(location.prefix) if location.scheme == LOCAL else RemoteObjects(location, config)
