@@ -4,11 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from martlet_spark.arrow import read_arrow
     from martlet_spark.copies import own_properties
     from martlet_spark.read.lag import Lag, LagListener
     from martlet_spark.session import configure
 
-__all__ = ["Lag", "LagListener", "configure", "own_properties"]
+__all__ = ["Lag", "LagListener", "configure", "own_properties", "read_arrow"]
 
 # Names are imported on first use: PySpark takes 0.3 s, and commands of `martlet` import modules of this package.
 _HOMES: Final = {
@@ -16,6 +17,7 @@ _HOMES: Final = {
     "LagListener": "read.lag",
     "configure": "session",
     "own_properties": "copies",
+    "read_arrow": "arrow",
 }
 
 

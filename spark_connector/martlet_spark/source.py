@@ -17,7 +17,7 @@ from martlet_spark.options import BATCH, SINK, STREAM, parse
 from martlet_spark.read.batch import RangePartition, TopicReader, spark_schema
 from martlet_spark.read.planner import Range
 from martlet_spark.read.stream import StreamReader
-from martlet_spark.read.topics import QueryBound, Subscribed
+from martlet_spark.read.topics import Subscribed, query_bounds
 from martlet_spark.read.watching import MessageSizes
 from martlet_spark.write.sink import BatchWriter, StreamWriter
 
@@ -33,14 +33,7 @@ class BatchReader(TopicReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         subscribed = Subscribed(self.cluster(), self.options)
-        starting = QueryBound(subscribed, self.options, "starting", "earliest")
-        ending = QueryBound(subscribed, self.options, "ending", "latest")
-        bounds = subscribed.bounds()
-        starts, ends = starting.find(bounds), ending.find(bounds)
-        left = {queue: (starts[queue], ends[queue]) for queue in sorted(bounds)}
-        for queue, (start, end) in left.items():
-            if start > end:
-                starting.check_before(ending, queue, start, end)
+        left = query_bounds(subscribed, self.options)
         sizes = MessageSizes(subscribed.cluster).of(subscribed.routes(), left)
         ranges = [Range(queue, start, end, sizes[queue.topic]) for queue, (start, end) in left.items() if start < end]
         return [*self.partitions_of(ranges)]

@@ -18,7 +18,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from martlet_columns.decode import ERROR, NULL
 from martlet_columns.schema import COLUMNS
 from martlet_spark.cluster import Cluster
 from martlet_spark.columns import DEFAULT, select
@@ -26,7 +25,7 @@ from martlet_spark.errors import OptionError
 from martlet_spark.options import Options
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range, plan
-from martlet_spark.read.task import RangeReader
+from martlet_spark.read.task import range_reader
 
 __all__ = ["RangePartition", "TopicReader", "columns_of", "spark_schema"]
 
@@ -105,13 +104,7 @@ class TopicReader:
 
     def read_ranges(self, ranges: Sequence[Range]) -> Iterator[Any]:
         _freeze()
-        fetch_bytes, fail_on_loss = self.options["fetchBytes"], self.options["failOnDataLoss"]
-        reader = RangeReader(
-            *(self.cluster(), self.names, self.wanted, fetch_bytes),
-            fail_on_loss=fail_on_loss,
-            undecodable=self.options["undecodableBody"] or (ERROR if fail_on_loss else NULL),
-        )
-        return reader.read(ranges)
+        return range_reader(self.cluster(), self.options, self.names, self.wanted).read(ranges)
 
 
 @cache

@@ -16,12 +16,13 @@ from martlet_remoting.wire.routes import TopicRoute
 from martlet_spark.cluster import Busy, Cluster, UnknownBroker, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, ConnectionBroken, attempts
 from martlet_spark.errors import ReadError, SparkConnectorError
+from martlet_spark.options import Options
 from martlet_spark.read.exchange import BulkReadExchange, Exchange, NotSupported, Pulls, Unchecked, pull_only
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
 from martlet_spark.read.progress import RangeProgress
 
-__all__ = ["RangeReader"]
+__all__ = ["RangeReader", "range_reader"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -139,3 +140,13 @@ class RangeReader:
         if route is None:
             route = self._routes[topic] = self._cluster.route(topic)
         return self._cluster.address(route, broker)
+
+
+def range_reader(cluster: Cluster, options: Options, names: Sequence[str], wanted: Filter) -> RangeReader:
+    """Return the reader of a query with *options* into the columns *names*."""
+    fail_on_loss = options["failOnDataLoss"]
+    return RangeReader(
+        *(cluster, names, wanted, options["fetchBytes"]),
+        fail_on_loss=fail_on_loss,
+        undecodable=options["undecodableBody"] or (ERROR if fail_on_loss else NULL),
+    )

@@ -13,7 +13,7 @@ from martlet_spark.errors import OptionError, ReadError
 from martlet_spark.options import SELECTION, Options, named, parse
 from martlet_spark.read.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
 
-__all__ = ["QueryBound", "Subscribed"]
+__all__ = ["QueryBound", "Subscribed", "query_bounds"]
 
 # Interval of looking for new topics and queues.
 ROUTES_S: Final = 5.0
@@ -225,3 +225,21 @@ class QueryBound:
                 text += " or later"
                 raise OptionError(f"{text}; set startingOffsetsByTimestampStrategy to latest to begin at its end")
         return found
+
+
+def query_bounds(subscribed: Subscribed, options: Options) -> dict[MessageQueue, Bounds]:
+    """Return the first offset and the end in each queue of a batch with *options*, sorted by queue.
+
+    Raises:
+      OptionError: the options do not fit each other or the queues.
+      ReadError: a broker does not answer.
+    """
+    starting = QueryBound(subscribed, options, "starting", "earliest")
+    ending = QueryBound(subscribed, options, "ending", "latest")
+    bounds = subscribed.bounds()
+    starts, ends = starting.find(bounds), ending.find(bounds)
+    found = {queue: (starts[queue], ends[queue]) for queue in sorted(bounds)}
+    for queue, (start, end) in found.items():
+        if start > end:
+            starting.check_before(ending, queue, start, end)
+    return found
