@@ -1,5 +1,6 @@
 """Retention removes nothing that a keeper needs, and a refusal of appends says who needs it."""
 
+import logging
 from errno import ENOSPC
 
 import pytest
@@ -67,6 +68,20 @@ async def test_a_keeper_is_asked_before_those_added_earlier_which_keep_no_more_t
     store.upkeep.retention.add_keeper(second)
     assert await look(store) == ends[2]
     assert (first.asked, second.asked) == ([ends[2]], [ends[9]])
+
+
+async def test_early_removal_is_no_loss_where_consumers_read_copies(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, _ = await filled(open_store, 0.88)
+    caplog.set_level(logging.INFO)
+    store.upkeep.retention.add_keeper(Keeping(1 << 40), "cold tier 's3'")
+    store.upkeep.retention.add_keeper(Keeping(1 << 40))
+    assert await look(store) > 0
+    (record,) = [each for each in caplog.records if "file_reserved_hours" in each.getMessage()]
+    assert record.levelno == logging.INFO
+    assert "consumers read messages stored until 20" in record.getMessage()
+    assert record.getMessage().endswith("from cold tier 's3'")
 
 
 async def test_a_keeper_may_refuse_for_ever_and_the_refusal_of_appends_says_why(open_store: OpenStore) -> None:

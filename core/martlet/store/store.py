@@ -275,7 +275,7 @@ class Store:
         Call it once, before `StoreUpkeep.run`, and then ``tier.begin``.
         """
         self.cold.tier = tier
-        self.upkeep.retention.add_keeper(tier)
+        self.upkeep.retention.add_keeper(tier, f"cold tier {tier.name!r}")
 
     # ---- positions
 

@@ -92,14 +92,16 @@ class Retention:
         self._early = 0, "", 0, 0.0
         self._early_warning_at = 0.0
         self._keepers: list[Keeper] = []
+        self._copies = ""  # where consumers read what was removed
         self._refusing: Keeper | None = None  # the first one that did not release all that it was asked for
 
-    def add_keeper(self, keeper: Keeper) -> None:
-        """Let *keeper* keep records, too.
+    def add_keeper(self, keeper: Keeper, copies: str = "") -> None:
+        """Let *keeper* keep records, too; *copies* names where consumers read the records that it has released.
 
         It is asked before those that were added earlier, which then need not save anything of records that it keeps.
         """
         self._keepers.insert(0, keeper)
+        self._copies = copies or self._copies
 
     async def release(self) -> None:
         """Ask the keepers to allow the removal of what may be removed now."""
@@ -162,22 +164,34 @@ class Retention:
             self._update_after_removal()
 
     def _warn_of_early(self) -> None:
-        """Log which segments were removed before their time: consumers may not have read their messages."""
+        """Log which segments were removed before their time: consumers may not have read their messages.
+
+        With copies elsewhere nothing is lost; they are only slower to read.
+        """
         count, path, stored_ms, used_ratio = self._early
         now = trio.current_time()
         if not count or now < self._early_warning_at:
             return
         self._early, self._early_warning_at = (0, "", 0, 0.0), now + EARLY_WARNING_S
         segments = f"{count} segments up to {path} were" if count > 1 else f"segment {path} was"
-        logger.warning(
+        until = datetime.fromtimestamp(stored_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        if self._copies:
+            level, outcome = logging.INFO, f"consumers read messages stored until {until} from {self._copies}"
+        else:
+            level = logging.WARNING
+            outcome = (
+                f"messages stored until {until} are gone, also those that consumers have not read; give the data "
+                "directory more space, or set store.file_reserved_hours lower to remove old messages in time"
+            )
+        logger.log(
+            level,
             "%s removed before store.file_reserved_hours (%d) because the disk is %.0f %% full, and "
-            "store.disk_clean_ratio is %g: messages stored until %s are gone, also those that consumers have not read; "
-            "give the data directory more space, or set store.file_reserved_hours lower to remove old messages in time",
+            "store.disk_clean_ratio is %g: %s",
             segments,
             self.age.config.file_reserved_hours,
             used_ratio * 100,
             self.age.config.disk_clean_ratio,
-            datetime.fromtimestamp(stored_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            outcome,
         )
 
     def _may_remove_first(self, is_forced: bool) -> bool:
