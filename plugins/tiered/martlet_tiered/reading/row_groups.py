@@ -5,6 +5,7 @@ any size; a very large one is read in parts, each of which decodes what is befor
 """
 
 import io
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, final
 
@@ -26,6 +27,8 @@ __all__ = ["ParquetObject", "RowRange", "open_parquet", "read_columns", "read_re
 # Bytes of a row group before its compression from which on it is read in parts, and of a part.
 GROUP_BYTES_MAX: Final = 64 << 20
 PART_BYTES: Final = 8 << 20
+# Decoding a row group takes about 40 MiB for a moment, and a processor.
+_DECODING: Final = threading.BoundedSemaphore(2)
 
 
 class RowRange(Struct, frozen=True):
@@ -132,6 +135,11 @@ def read_records(objects: Objects, file: ParquetObject, rows: RowRange) -> tuple
     """
     begin, end = group_range(file.metadata, rows.group)
     data = objects.read_range(file.name, begin, end)
+    with _DECODING:
+        return _decoded(file, rows, begin, data)
+
+
+def _decoded(file: ParquetObject, rows: RowRange, begin: int, data: bytes) -> tuple[Records, bool]:
     if rows.count == file.metadata.row_group(rows.group).num_rows:
         table = decode_group(file.metadata, rows.group, begin, data)
     else:
