@@ -12,7 +12,7 @@ from martlet.records.codec import decode_record
 from martlet.store.append.items import AppendItem, AppendResult
 from martlet.store.append.writer import Writer
 from martlet.testing.stores import drain
-from martlet_remoting.handlers.round_sends import COUNT_MAX
+from martlet_remoting.handlers.round_sends import BYTES_MAX, COUNT_MAX
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 
 from .conftest import FakeClient, Harness, OpenHarness, send_ext
@@ -221,6 +221,15 @@ async def test_very_many_are_stored_before_the_end_of_the_round(harness: Harness
     assert sum(appended) == 500
     assert COUNT_MAX <= appended[0] < 500
     assert [len(codes(sender)) for sender in senders] == [100] * 5
+
+
+async def test_large_messages_are_stored_before_the_end_of_the_round(harness: Harness, appended: list[int]) -> None:
+    senders = clients(harness, 20, "T")
+    with harness.round():
+        for at, sender in enumerate(senders):
+            receive(sender, usual(at, body=bytes(60_000)))
+    assert appended == [BYTES_MAX // 60_000 + 1, 20 - BYTES_MAX // 60_000 - 1]
+    assert [codes(sender) for sender in senders] == [[(at, 0)] for at in range(20)]
 
 
 async def test_a_round_stays_within_what_may_be_unflushed(open_harness: OpenHarness) -> None:
