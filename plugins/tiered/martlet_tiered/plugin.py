@@ -2,16 +2,19 @@
 
 import os
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from martlet.broker import Broker
 from martlet.config import Settings
 from martlet.contracts import Service
+from martlet.errors import ConfigError
 from martlet.plugins.hooks import Hooks
 from martlet.store import ColdTier
 from martlet_tiered.config import TieredConfig
 from martlet_tiered.location import TierLocation
-from martlet_tiered.tier import ObjectTier
+
+if TYPE_CHECKING:
+    from martlet_tiered.tier import ObjectTier
 
 __all__ = ["TieredPlugin"]
 
@@ -30,7 +33,7 @@ class TieredPlugin(Hooks):
     def martlet_cold_tiers(self, broker: Broker) -> Sequence[ColdTier]:
         if self._location is None:
             return ()
-        self.tier = ObjectTier(broker, self._config, self._location)
+        self.tier = _tier_class()(broker, self._config, self._location)
         broker.stats.add("tiered", self.tier.statistics)
         return (self.tier,)
 
@@ -38,3 +41,13 @@ class TieredPlugin(Hooks):
         if self.tier is None:
             return ()
         return (self.tier.uploader.run, self.tier.reader.run)
+
+
+def _tier_class() -> "type[ObjectTier]":
+    """Return `ObjectTier`, whose packages take half a second to import, and which a broker without a tier may lack."""
+    try:
+        from martlet_tiered.tier import ObjectTier
+    except ModuleNotFoundError as error:
+        text = f"tiered.url is set, and the package {error.name!r} is not installed; pip install 'martlet[tiered]'"
+        raise ConfigError(text) from error
+    return ObjectTier

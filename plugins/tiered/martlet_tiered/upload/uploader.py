@@ -165,6 +165,7 @@ class Uploader:
         await self._follower.sync(await self._threads.run(session.files))
         self.released = begin
         self._trouble.text = ""
+        logger.info("the cold tier uploads the log from position %d on; %.1f MiB wait", begin, self.behind / (1 << 20))
         while True:
             await self._wait_for_range()
             await self._upload_range(session)
