@@ -14,13 +14,14 @@ from martlet.records.codec import decode_record, encode_record
 from martlet.records.compression import compress
 from martlet_columns.records import Records
 from martlet_tiered.delta import TableLog
+from martlet_tiered.format.keys import keys_name
 from martlet_tiered.format.writing import TABLE_SCHEMA, write_file
 from martlet_tiered.names import DataName
 from martlet_tiered.table import ColdTable
 
 from .cold import Tier, now_ms
 
-__all__ = ["BLOCKS", "History", "make_history", "run"]
+__all__ = ["BLOCKS", "DAY", "History", "make_history", "run"]
 
 PAGE: Final = Path(__file__).parents[2] / "docs/history.md"
 HOST: Final = bytes([127, 0, 0, 1, 0, 0, 0, 1])
@@ -79,6 +80,7 @@ def make_history(place: Path) -> History:
         name = DataName(DAY, "topic", table.epoch, begin, begin + len(data))
         made = write_file(name, "broker-a", Records(data), now_ms())
         objects.create(f"table/{name.path}", bytes(made.data))
+        objects.create(keys_name(name.path), made.keys)
         table.append(name.begin, name.end, [made.file])
         begin = name.end
     return History(f"{place}/table", kept)

@@ -48,8 +48,16 @@ def test_a_start_names_what_to_install(tmp_path: Path) -> None:
     done = martlet(tmp_path, "run", str(tmp_path / "cold"))
     assert done.returncode == 2
     text = done.stderr.splitlines()[-1]
-    assert "tiered.url is set, and the package 'pyarrow' is not installed; pip install 'martlet[tiered]'" in text
+    assert "the cold tier needs the package 'pyarrow'; pip install 'martlet[tiered]'" in text
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_names_what_to_install(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", PROGRAM, "tiered", "ls", "--url", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("martlet: the cold tier needs the package '")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("url", ["", "/srv/cold"])

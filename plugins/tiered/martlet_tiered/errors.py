@@ -2,7 +2,7 @@
 
 from typing import final
 
-from martlet.errors import MartletError
+from martlet.errors import ConfigError, MartletError
 
 __all__ = [
     "AccessRefused",
@@ -19,6 +19,7 @@ __all__ = [
     "StoreUnusable",
     "TableRefused",
     "TierError",
+    "missing_package",
 ]
 
 
@@ -97,3 +98,8 @@ class Fenced(TierError):
     def __init__(self, text: str, epoch: int) -> None:
         super().__init__(text)
         self.epoch = epoch
+
+
+def missing_package(error: ModuleNotFoundError) -> ConfigError:
+    """Return the error for a package of the cold tier that cannot be imported."""
+    return ConfigError(f"the cold tier needs the package {error.name!r}; pip install 'martlet[tiered]'")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from martlet.broker import Broker
 from martlet.config import Settings
-from martlet.contracts import Service
-from martlet.errors import ConfigError
+from martlet.contracts import Service, Subcommand
 from martlet.plugins.hooks import Hooks
 from martlet.store import ColdTier
 from martlet_tiered.config import TieredConfig
+from martlet_tiered.errors import missing_package
 from martlet_tiered.location import TierLocation
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ class TieredPlugin(Hooks):
         broker.stats.add("tiered", self.tier.statistics)
         return (self.tier,)
 
+    def martlet_commands(self) -> Sequence[Subcommand]:
+        from martlet_tiered.commands.command import COMMAND  # a broker does not need it
+
+        return [COMMAND]
+
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         if self.tier is None:
             return ()
@@ -48,6 +53,5 @@ def _tier_class() -> "type[ObjectTier]":
     try:
         from martlet_tiered.tier import ObjectTier
     except ModuleNotFoundError as error:
-        text = f"tiered.url is set, and the package {error.name!r} is not installed; pip install 'martlet[tiered]'"
-        raise ConfigError(text) from error
+        raise missing_package(error) from error
     return ObjectTier

@@ -28,12 +28,12 @@ from martlet_tiered.format.keys import INDEX_FOLDER, file_of_keys
 from martlet_tiered.names import DATA_FOLDER, parse_data
 from martlet_tiered.objects import Objects
 
-__all__ = ["COMMIT_TRIES", "LEFTOVER_AGE_MS", "ColdTable"]
+__all__ = ["BROKER_PREFIX", "COMMIT_TRIES", "LEFTOVER_AGE_MS", "OWNER", "UPLOAD", "ColdTable"]
 
 OWNER: Final = "martlet-owner"
 UPLOAD: Final = "martlet-log"
 REWRITE: Final = "martlet-rewrite"
-NAME: Final = "martlet:"
+BROKER_PREFIX: Final = "martlet:"  # of the table's name; the broker's follows
 READER_MAX: Final = 1
 WRITER_MAX: Final = 2
 # Of one commit: each follows a foreign commit that came first, or a lost answer.
@@ -56,7 +56,7 @@ class ColdTable:
         self.foreign: list[CommitNote] = []
         self._objects = objects
         self._log = log
-        self._name = NAME + broker
+        self._name = BROKER_PREFIX + broker
         self._epoch = 0
         self._owner = ""
 
@@ -278,8 +278,12 @@ class ColdTable:
                 f"protocol; this broker knows {READER_MAX}/{WRITER_MAX}"
             )
         if metadata.name != self._name:
-            is_ours = (metadata.name or "").startswith(NAME)
-            what = f"belongs to broker {metadata.name.removeprefix(NAME)!r}" if is_ours else "is not of a cold tier"
+            is_ours = (metadata.name or "").startswith(BROKER_PREFIX)
+            what = (
+                f"belongs to broker {metadata.name.removeprefix(BROKER_PREFIX)!r}"
+                if is_ours
+                else "is not of a cold tier"
+            )
             raise TableRefused(f"table {url!r} {what}; set tiered.url to a prefix of its own for each broker")
         if metadata.partition_columns != list(PARTITIONS):
             raise TableRefused(f"table {url!r} has other partition columns than date and kind; set another tiered.url")

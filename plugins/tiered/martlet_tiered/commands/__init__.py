@@ -1,0 +1,1 @@
+"""The commands ``martlet tiered ...``, which read a cold tier, with its broker running or gone."""

@@ -1,0 +1,84 @@
+"""The table that the arguments of a command name, opened for reading."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar, final
+
+from martlet.config import fill, override, read_toml
+from martlet.errors import ConfigError
+from martlet_tiered.config import TieredConfig
+from martlet_tiered.delta import TableLog
+from martlet_tiered.errors import TableRefused
+from martlet_tiered.files import DataFile
+from martlet_tiered.format.footer import FileFooter, read_footer
+from martlet_tiered.local import LocalObjects
+from martlet_tiered.location import LOCAL, TierLocation
+from martlet_tiered.names import DATA_FOLDER, LOG_FOLDER
+from martlet_tiered.objects import Objects
+from martlet_tiered.remote import RemoteObjects
+from martlet_tiered.table import BROKER_PREFIX, OWNER, UPLOAD
+
+__all__ = ["OpenedTable", "open_place"]
+
+Result = TypeVar("Result")
+
+
+@final
+class OpenedTable:
+    """A table as it was when it was opened.
+
+    `end` is the log position up to which ranges are in it, `epoch` that of its owner.
+    """
+
+    def __init__(self, objects: Objects, log: TableLog, url: str) -> None:
+        self.url: Final = url
+        self.objects: Final = objects
+        name = log.table.metadata().name or ""
+        if not name.startswith(BROKER_PREFIX):
+            raise TableRefused(f"the table at {url!r} is not of a cold tier; give the tiered.url of a broker")
+        self.broker: Final = name.removeprefix(BROKER_PREFIX)
+        self.version: Final = log.version
+        self.epoch: Final = log.number(OWNER) or 0
+        self.end: Final = log.number(UPLOAD) or 0
+        self.files: Final[Sequence[DataFile]] = sorted(log.files(), key=lambda file: file.path)
+
+    def footer(self, file: DataFile) -> FileFooter:
+        """Return the footer of *file*. Raises as `read_footer`."""
+        return read_footer(self.objects, f"{DATA_FOLDER}/{file.path}", file.bytes)
+
+    def each(self, files: Sequence[DataFile], work: Callable[[DataFile], Result], at_once: int) -> Iterator[Result]:
+        """Yield the results of *work* for each of *files*, in order; *at_once* of them run at the same time."""
+        with ThreadPoolExecutor(at_once) as threads:
+            yield from threads.map(work, files)
+
+
+def open_place(arguments: Any) -> OpenedTable:
+    """Return the table that *arguments* name.
+
+    Raises:
+      ConfigError: they name no place, or a setting is wrong.
+      TierError: the store cannot be read, or has no table there.
+    """
+    tables = read_toml(arguments.config) if arguments.config else {}
+    for assignment in arguments.set:
+        override(tables, assignment)
+    section = tables.get("tiered", {})
+    if not isinstance(section, dict):
+        raise ConfigError("config key 'tiered' is no section; write [tiered]")
+    config = fill(TieredConfig, section | ({"url": arguments.url} if arguments.url else {}), "tiered")
+    if not config.url:
+        raise ConfigError("no place is given; use --config FILE with tiered.url in it, or --url URL")
+    location = TierLocation.of(config, os.environ)
+    missing = TableRefused(f"there is no table at {location.url!r}; give the tiered.url of a broker that has uploaded")
+    if location.scheme == LOCAL:
+        if not os.path.isdir(f"{location.prefix}/{LOG_FOLDER}"):
+            raise missing  # and make no directory
+        objects: Objects = LocalObjects(location.prefix)
+        objects.can_tear = False  # only the broker repairs what a power cut has left
+    else:
+        objects = RemoteObjects(location, config)
+    log = TableLog(objects, location, config)
+    if not log.open():
+        raise missing
+    return OpenedTable(objects, log, location.url)
