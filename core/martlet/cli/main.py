@@ -47,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from martlet.cli.outcome import guarded
 
-        return guarded(_run, words)
+        code = guarded(_run, words)
+        if arguments is None:  # this process ends now
+            from martlet.runtime.live_calls import end_process
+
+            end_process(code)
+        return code
     finally:
         gc.set_threshold(*thresholds)
 

@@ -13,6 +13,7 @@ from typing import Final, TypeVar, final
 import trio
 
 from martlet.errors import Reason, Refused
+from martlet.runtime.live_calls import noted
 
 __all__ = ["IoThreads"]
 
@@ -72,7 +73,7 @@ class IoThreads:
 
         def in_thread() -> T:
             try:
-                return work()
+                return noted(work)
             finally:
                 call.end()
 
