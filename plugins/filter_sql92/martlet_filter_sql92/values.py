@@ -149,7 +149,10 @@ def distinct_values(
 
 
 def find_values(data: bytes | bytearray, begin: int, end: int, start: bytes, values: frozenset[bytes]) -> list[int]:
-    """Return the places in ``data[begin:end]`` where *start* is followed by one of *values*."""
+    """Return the places in ``data[begin:end]`` where *start* is followed by one of *values*.
+
+    These come from `distinct_values`: a zero byte or a byte 1 can only be the last byte of one.
+    """
     if len(values) > ALTERNATIVES_MAX:
         found = _value_pattern(start).finditer(data, begin, end)
         return [match.start() for match in found if match[1] in values]
