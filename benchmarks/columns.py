@@ -8,7 +8,6 @@ columns, rebuilds each record of them and compares it. Parquet is zstd 1. The la
 parts of records.
 """
 
-import json
 import random
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from bodies import body
 
 from martlet.message import Message, encode_properties
 from martlet.records.codec import encode_record
@@ -31,21 +31,8 @@ from martlet_columns.schema import COLUMNS
 
 HOST = bytes((127, 0, 0, 1, 0, 0, 0x2A, 0x9F))
 ROUNDS = 9
-CITIES = ("Lisbon", "Porto", "Braga", "Coimbra", "Faro", "Aveiro", "Setúbal", "Évora")
 DICTIONARY = ["topic", "broker", "tag", "_born_host", "_store_host"]
 PACKED = ("offset", "_position", "born_ts", "store_ts", "queue", "_body_crc")
-
-
-def body(size: int) -> bytes:
-    """A JSON text of about *size* bytes, with names, numbers and words, as applications send them."""
-    order = {"id": random.getrandbits(48), "city": random.choice(CITIES), "cents": random.randrange(10**6)}
-    lines: list[dict[str, object]] = []
-    text = json.dumps(order)
-    while len(text) < size - 40:
-        sku, note = f"{random.getrandbits(32):08x}", random.choice(CITIES)
-        lines.append({"sku": sku, "count": random.randrange(9), "note": note})
-        text = json.dumps({**order, "lines": lines})
-    return text.encode()
 
 
 def log(count: int, size: int) -> bytearray:

@@ -9,7 +9,6 @@ longest in ms. "imports" and "MiB" are the largest resident size above a process
 imports and in total.
 """
 
-import json
 import random
 import subprocess
 import sys
@@ -20,28 +19,16 @@ from pathlib import Path
 from uuid import uuid4
 
 import trio
+from bodies import body
 
 from martlet.message import Message, encode_properties
 from martlet.runtime.clock import SystemClock
 from martlet.store import Store, StoreConfig
 from martlet.testing.stores import HOST
 
-CITIES = ("Lisbon", "Porto", "Braga", "Coimbra", "Faro", "Aveiro", "Setúbal", "Évora")
 CONFIG = StoreConfig(flush="async", disk_used_ratio_max=1.0, disk_clean_ratio=1.0, disk_full_ratio=1.0)
 TICK_S = 0.002
 IDLE_S = 2.0
-
-
-def body(size: int) -> bytes:
-    """A JSON text of about *size* bytes."""
-    order = {"id": random.getrandbits(48), "city": random.choice(CITIES), "cents": random.randrange(10**6)}
-    lines: list[dict[str, object]] = []
-    text = json.dumps(order)
-    while len(text) < size - 40:
-        sku, note = f"{random.getrandbits(32):08x}", random.choice(CITIES)
-        lines.append({"sku": sku, "count": random.randrange(9), "note": note})
-        text = json.dumps({**order, "lines": lines})
-    return text.encode()
 
 
 async def write_log(folder: Path, mib: int, size: int) -> int:

@@ -17,7 +17,7 @@ from martlet_tiered.format.writing import EncodedFile, write_file
 from martlet_tiered.names import DataName, Kind
 from martlet_tiered.objects import Objects
 from martlet_tiered.reading.index import FILE_NAME, TierIndex
-from martlet_tiered.reading.reader import TierReader
+from martlet_tiered.reading.reader import ReadsOfTier, TierReader
 from martlet_tiered.reading.store_reads import StoreReads
 from martlet_tiered.table import ColdTable
 
@@ -67,7 +67,7 @@ class CountedObjects:
 
 
 @final
-class CopyingTier:
+class CopyingTier(ReadsOfTier):
     """A `ColdTier` of *store* at *place*; `objects` counts requests, and `asked` has the questions of the core."""
 
     def __init__(self, store: Store, place: Tier, cache_bytes: int = CACHE_BYTES) -> None:
@@ -143,21 +143,7 @@ class CopyingTier:
 
     async def read(self, queue: Queue, offset: int, wanted: ReadOptions) -> ReadResult:
         self.asked.append("read")
-        return await self.reader.read(queue, offset, wanted)
-
-    async def offset_by_time(self, queue: Queue, timestamp_ms: int) -> int:
-        return await self.reader.offset_by_time(queue, timestamp_ms)
-
-    async def offset_by_position(self, queue: Queue, position: int) -> int:
-        return await self.reader.offset_by_position(queue, position)
-
-    async def record_at(self, position: int) -> bytes | None:
-        return await self.reader.record_at(position)
-
-    async def records_by_key(
-        self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, end_position: int
-    ) -> list[bytes]:
-        return await self.reader.records_by_key(topic, key, count_max, begin_ms, end_ms, end_position)
+        return await super().read(queue, offset, wanted)
 
 
 @asynccontextmanager

@@ -390,7 +390,7 @@ async def test_the_index_of_another_table_is_not_used(tmp_path: Path, local_tier
 async def damaged(
     tmp_path: Path, place: Tier, damage: Callable[[bytes], bytes | None]
 ) -> tuple[list[int], list[tuple[int, int]], StoreReadsStatistics]:
-    """Damage the second of three files; return the offsets that a consumer misses, and what it is told."""
+    """Damage the second of three files; return the missing offsets, the lost ranges that reads report, and counters."""
     clock = ManualClock()
     async with world(tmp_path, place, clock=clock) as made:
         for _ in range(3):

@@ -304,10 +304,12 @@ async def test_a_stop_does_not_wait_for_a_store_that_hangs(tmp_path: Path, fault
     async with open_store(tmp_path) as store:
         filled_store(store, 10)
         faulty.silent = True
-        async with begin_upload(store, Place(faulty_tier)):
+        async with begin_upload(store, Place(faulty_tier)) as held:
             await until(lambda: bool(faulty.connections))
+        assert held.uploader._threads.abandoned == 1, "the call is still under way"
         faulty.silent = False
         faulty.hang_up()
+        await until(lambda: not held.uploader._threads.abandoned)
 
 
 async def test_a_full_disk_of_the_tier_is_survived(

@@ -167,6 +167,18 @@ def finish_off_loop(steps: Steps[T]) -> T:
     Without the pauses, a computing thread holds the interpreter's lock for 5 ms each time the event loop wants it; with
     pauses of 0 s it often takes the lock again before the event loop has woken up.
     """
+    return finish_now(steps, lambda: time.sleep(PAUSE_S))
+
+
+def _go_on() -> None:
+    """Do nothing."""
+
+
+def finish_now(steps: Steps[T], pause: Callable[[], None] = _go_on) -> T:
+    """Run *steps* to the end and return the result; for shutdown and code without an event loop.
+
+    *pause* is called after each slice; by default the next one follows at once.
+    """
     while True:
         try:
             blocking = next(steps)
@@ -175,16 +187,4 @@ def finish_off_loop(steps: Steps[T]) -> T:
             return result
         if blocking is not None:
             blocking()
-        time.sleep(PAUSE_S)
-
-
-def finish_now(steps: Steps[T]) -> T:
-    """Run *steps* to the end without a pause and return the result; for shutdown and code without an event loop."""
-    while True:
-        try:
-            blocking = next(steps)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        if blocking is not None:
-            blocking()
+        pause()

@@ -9,7 +9,6 @@ from msgspec import structs
 from martlet.broker import Broker
 from martlet.errors import Refused
 from martlet.runtime.io_threads import IoThreads
-from martlet.store import Queue, ReadOptions, ReadResult
 from martlet_tiered.config import TieredConfig
 from martlet_tiered.delta import TableLog
 from martlet_tiered.errors import StoreUnusable, TableRefused, TierError
@@ -20,7 +19,7 @@ from martlet_tiered.location import LOCAL, TierLocation
 from martlet_tiered.objects import Objects
 from martlet_tiered.opening import open_objects
 from martlet_tiered.reading.index import FILE_NAME, TierIndex
-from martlet_tiered.reading.reader import DEADLINE_S, TierReader
+from martlet_tiered.reading.reader import DEADLINE_S, ReadsOfTier, TierReader
 from martlet_tiered.reading.store_reads import StoreReads
 from martlet_tiered.remote import RemoteObjects
 from martlet_tiered.table import ColdTable
@@ -32,7 +31,7 @@ logger = logging.getLogger("martlet.tiered")
 
 
 @final
-class ObjectTier:
+class ObjectTier(ReadsOfTier):
     """The `ColdTier` of *broker* at *location*. `uploader` and `reader` have services, which the plugin runs.
 
     Raises:
@@ -53,7 +52,7 @@ class ObjectTier:
         path = f"{store.data_directory.path}/{FILE_NAME}"
         self.index = TierIndex(store, path, f"{location.url} {name}", self._objects, threads)
         self._reads = StoreReads(self._objects, threads, config.cache_bytes)
-        self.reader: Final = TierReader(self.name, self.index, self._reads, self._refresh)
+        self.reader = TierReader(self.name, self.index, self._reads, self._refresh)
         owner = broker.ids.unique()
         self.uploader: Final = Uploader(store, config, broker.clock, self._open_place, self.index, name, owner)
 
@@ -113,30 +112,6 @@ class ObjectTier:
     async def release(self, end: int) -> None:
         """Hurry to upload the records before log position *end*."""
         await self.uploader.release(end)
-
-    # ---- reads
-
-    async def read(self, queue: Queue, offset: int, wanted: ReadOptions) -> ReadResult:
-        """Return records of *queue* from *offset* on. Raises `Refused`."""
-        return await self.reader.read(queue, offset, wanted)
-
-    async def offset_by_time(self, queue: Queue, timestamp_ms: int) -> int:
-        """Return the first offset of *queue* stored at or after *timestamp_ms*. Raises `Refused`."""
-        return await self.reader.offset_by_time(queue, timestamp_ms)
-
-    async def offset_by_position(self, queue: Queue, position: int) -> int:
-        """Return the first offset of *queue* at or after log position *position*. Raises `Refused`."""
-        return await self.reader.offset_by_position(queue, position)
-
-    async def record_at(self, position: int) -> bytes | None:
-        """Return the record at log position *position*. Raises `Refused`."""
-        return await self.reader.record_at(position)
-
-    async def records_by_key(
-        self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, end_position: int
-    ) -> list[bytes]:
-        """Return the newest records of *topic* with *key*, newest first. Raises `Refused`."""
-        return await self.reader.records_by_key(topic, key, count_max, begin_ms, end_ms, end_position)
 
 
 def _open_for_reads(location: TierLocation, config: TieredConfig) -> Objects:

@@ -413,12 +413,11 @@ class LogReader:
                         full = index  # a read that begins there tries again
                         break
                     page = self._first_page(result, queue, offset + index, position, size)
-                    if page is None and result.status is ReadStatus.REMOVED and queue.cold_from <= offset + index:
-                        full = index  # the cold tier has it
-                        break
                     if page is None:
-                        low = high = 0
-                        skipped += 1
+                        if result.status is ReadStatus.REMOVED and queue.cold_from <= offset + index:
+                            full = index  # the cold tier has it
+                            break
+                        low, high, skipped = 0, 0, skipped + 1
                         continue
                 low, high, view = page.base, page.end, page.view
                 is_checked = predicate is None and (page.trusted or not self.verify)
@@ -430,8 +429,7 @@ class LogReader:
                 if not self._is_wanted(result, page, position, end, queue, offset + index, predicate):
                     skipped += 1
                     continue
-            left -= size
-            count += 1
+            left, count = left - size, count + 1
             if position == run_end:
                 run_end = end
             else:
@@ -457,8 +455,7 @@ class LogReader:
     ) -> int:
         """Add the first records of the entries in *data*, many in one step; return their number.
 
-        `_collect_singly` continues: at the end of the budget, at a page that is not at hand, or at an odd entry or
-        record.
+        `_collect` continues: at the end of the budget, at a page that is not at hand, or at an odd entry or record.
         """
         pieces, gather = result.pieces, self._gather_records
         bytes_left, done = budget_bytes - result.size, 0

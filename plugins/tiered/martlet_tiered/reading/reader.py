@@ -27,7 +27,7 @@ from martlet_tiered.reading.row_groups import ParquetObject
 from martlet_tiered.reading.spans import end_row
 from martlet_tiered.reading.store_reads import FileGone, StoreReads
 
-__all__ = ["DEADLINE_S", "TierReader"]
+__all__ = ["DEADLINE_S", "ReadsOfTier", "TierReader"]
 
 T = TypeVar("T")
 
@@ -278,3 +278,31 @@ def _first_range(file: ParquetObject, found: FoundSpan, offset: int) -> int:
             break
         number += 1
     return number
+
+
+class ReadsOfTier:
+    """The base of a `ColdTier` whose reads and look-ups are those of `reader`."""
+
+    reader: TierReader
+
+    async def read(self, queue: Queue, offset: int, wanted: ReadOptions) -> ReadResult:
+        """Return records of *queue* from *offset* on. Raises `Refused`."""
+        return await self.reader.read(queue, offset, wanted)
+
+    async def offset_by_time(self, queue: Queue, timestamp_ms: int) -> int:
+        """Return the first offset of *queue* stored at or after *timestamp_ms*. Raises `Refused`."""
+        return await self.reader.offset_by_time(queue, timestamp_ms)
+
+    async def offset_by_position(self, queue: Queue, position: int) -> int:
+        """Return the first offset of *queue* at or after log position *position*. Raises `Refused`."""
+        return await self.reader.offset_by_position(queue, position)
+
+    async def record_at(self, position: int) -> bytes | None:
+        """Return the record at log position *position*. Raises `Refused`."""
+        return await self.reader.record_at(position)
+
+    async def records_by_key(
+        self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, end_position: int
+    ) -> list[bytes]:
+        """Return the newest records of *topic* with *key*, newest first. Raises `Refused`."""
+        return await self.reader.records_by_key(topic, key, count_max, begin_ms, end_ms, end_position)

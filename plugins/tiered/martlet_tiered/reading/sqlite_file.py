@@ -67,13 +67,8 @@ class SqliteFile:
     def changing(self) -> Iterator[None]:
         """Make all changes, or none if one fails."""
         self.run("BEGIN IMMEDIATE")
-        try:
+        with self._named_errors(), self._open:  # commits, or rolls back
             yield
-            self.run("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                self._open.rollback()
-            raise
 
     def run(self, text: str, *values: object) -> None:
         """Execute *text*."""

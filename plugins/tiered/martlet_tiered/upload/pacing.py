@@ -5,7 +5,7 @@ from typing import Final, TypeVar, final
 
 import trio
 
-from martlet.runtime.steps import PAUSE_S, Steps
+from martlet.runtime.steps import PAUSE_S, Steps, finish_now
 
 __all__ = ["PATIENT", "URGENT", "UploadThread"]
 
@@ -34,18 +34,16 @@ class UploadThread:
         return await trio.to_thread.run_sync(self._finish, steps, limiter=self._limiter)
 
     def _finish(self, steps: Steps[T]) -> T:
+        began = time.perf_counter()
+
+        def pause() -> None:
+            nonlocal began
+            took = time.perf_counter() - began
+            time.sleep(min(max(took * self.factor, PAUSE_S), PAUSE_MAX_S))
+            trio.from_thread.check_cancelled()
+            began = time.perf_counter()
+
         try:
-            while True:
-                trio.from_thread.check_cancelled()
-                began = time.perf_counter()
-                try:
-                    blocking = next(steps)
-                except StopIteration as done:
-                    result: T = done.value
-                    return result
-                if blocking is not None:
-                    blocking()
-                took = time.perf_counter() - began
-                time.sleep(min(max(took * self.factor, PAUSE_S), PAUSE_MAX_S))
+            return finish_now(steps, pause)
         finally:
             steps.close()
