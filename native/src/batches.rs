@@ -1,6 +1,6 @@
 //! The messages of a batch, and the items that the store takes for them.
 //!
-//! The twins are `martlet_remoting.wire.batches.take_members` and `martlet_remoting.handlers.templates.batch_items`.
+//! The twins are `martlet_remoting.wire.batches.take_members` and `martlet_remoting.shared.templates.batch_items`.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};

@@ -1,6 +1,6 @@
 //! Messages of usual sends, as the store takes them, and the answers to the sends.
 //!
-//! The twins are `martlet_remoting.handlers.templates.usual_items` and `martlet_remoting.wire.sends.sent_answers`.
+//! The twins are `martlet_remoting.shared.templates.usual_items` and `martlet_remoting.wire.sends.sent_answers`.
 
 use memchr::memmem;
 use pyo3::intern;

@@ -7,7 +7,7 @@ from tests.native.kernel import kernel_of
 from martlet.message import PROPERTIES_BYTES_MAX
 from martlet.store.format.tags import TagCodes
 from martlet.store.queues.queues import Queue
-from martlet_remoting.handlers.templates import batch_items
+from martlet_remoting.shared.templates import batch_items
 from martlet_remoting.wire.batches import HEAD, TAIL, Member, take_members
 
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)

@@ -14,7 +14,7 @@ from martlet.contracts import Identity, SigningSecret
 from martlet.records.codec import tags_code
 from martlet.store.format.tags import TagCodes
 from martlet.store.queues.queues import Queue
-from martlet_remoting.handlers.templates import Templates, usual_items
+from martlet_remoting.shared.templates import Templates, usual_items
 from martlet_remoting.wire.codec import encode_binary_command
 from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.sends import Send, scan_sends, scan_signed_sends, sent_answers

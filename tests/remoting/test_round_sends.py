@@ -12,7 +12,7 @@ from martlet.records.codec import decode_record
 from martlet.store.append.items import AppendItem, AppendResult
 from martlet.store.append.writer import Writer
 from martlet.testing.stores import drain
-from martlet_remoting.handlers.round_sends import BYTES_MAX, COUNT_MAX
+from martlet_remoting.shared.round_sends import BYTES_MAX, COUNT_MAX
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 
 from .conftest import FakeClient, Harness, OpenHarness, send_ext

@@ -203,7 +203,7 @@ class ServerPeer:
             answers.holds.append((len(answers.pieces), position))  # `Answers.refuse` must know each answer
 
     def before_commit(self, work: Callable[[], None]) -> None:
-        self.shared.pending.call_before_commit(work)
+        self.shared.pending.call_before_commit(self, work)
 
     def _begin_answers(self) -> Answers:
         self.answers = Answers()

@@ -69,7 +69,8 @@ class PendingWork(Generic[T]):
 
     def __init__(self) -> None:
         self.in_round = False
-        self.before_commit: list[Callable[[], None]] = []  # to be called at the end of the round, before the commit
+        # Peers and what to call for them at the end of the round, before the commit.
+        self.before_commit: list[tuple[T, Callable[[], None]]] = []
         self.commit_wanted = False  # whether a record was appended
         self.due = trio.Event()
         self.touched: list[T] = []  # peers with new answers, or with answers that must be held
@@ -81,9 +82,9 @@ class PendingWork(Generic[T]):
         # Called with the log position that the held answers of a peer wait for.
         self.want_durable: Callable[[int], None] = lambda position: None
 
-    def call_before_commit(self, work: Callable[[], None]) -> None:
-        """Request a call of *work* at the end of this round, before its commit."""
-        self.before_commit.append(work)
+    def call_before_commit(self, peer: T, work: Callable[[], None]) -> None:
+        """Request a call of *work* for *peer* at the end of this round, before its commit."""
+        self.before_commit.append((peer, work))
         if not self.in_round:
             self.due.set()
 

@@ -133,14 +133,15 @@ class Rounds:
             self._drop_answers(self._store.written, error)
 
     def _call_before_commit(self) -> None:
+        """Do what handlers have put off until the commit; an error closes the connection of the handler."""
         pending = self._pending
         while pending.before_commit:
             calls, pending.before_commit = pending.before_commit, []
-            for call in calls:
+            for peer, call in calls:
                 try:
                     call()
-                except Exception:
-                    log.exception("work before a commit failed")
+                except Exception as error:
+                    peer.fail(error)
 
     def _drop_answers(self, written: int, error: MartletError) -> None:
         """Replace the answers of this round that acknowledge records beyond *written* by refusals, or close their

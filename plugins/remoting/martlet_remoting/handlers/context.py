@@ -35,8 +35,8 @@ from martlet_remoting.consumers.pulled_groups import PulledGroups
 from martlet_remoting.consumers.rates import Rates
 from martlet_remoting.consumers.request_modes import RequestModes
 from martlet_remoting.consumers.timeouts import Timeouts
-from martlet_remoting.handlers.round_sends import RoundSends
-from martlet_remoting.handlers.templates import Templates
+from martlet_remoting.shared.round_sends import RoundSends
+from martlet_remoting.shared.templates import Templates
 from martlet_remoting.wire.codec import encode_command, encode_response, encode_response_in_pieces
 from martlet_remoting.wire.codes import ANSWER_LANGUAGE, FLAG_ONEWAY, REQUEST_NAMES, ResponseCode
 from martlet_remoting.wire.packets import NO_EXT, Command, Frame

@@ -17,7 +17,7 @@ from martlet.message import REPLY_TO, Message, Placed, find_property, put_proper
 from martlet_remoting.consumers.members import Members
 from martlet_remoting.handlers.context import Handle, RequestContext, refuse
 from martlet_remoting.handlers.send import make_message, open_topic, stamp
-from martlet_remoting.handlers.templates import Templates
+from martlet_remoting.shared.templates import Templates
 from martlet_remoting.wire.codec import encode_send_response
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.headers import SendHeader, decode_send_header

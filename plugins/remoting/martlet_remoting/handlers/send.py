@@ -16,9 +16,9 @@ from martlet.stages import Stages
 from martlet.store.append.items import AppendItem
 from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
 from martlet_remoting.handlers.context import Answer, Declined, Handle, RequestContext, supports_transactions
-from martlet_remoting.handlers.round_sends import Part
-from martlet_remoting.handlers.templates import Templates, contains
 from martlet_remoting.handlers.unheld import TIMER_KEYS, no_transactions
+from martlet_remoting.shared.round_sends import Part
+from martlet_remoting.shared.templates import Templates, contains
 from martlet_remoting.wire.batches import Member, split_batch
 from martlet_remoting.wire.codec import encode_send_response
 from martlet_remoting.wire.codes import VERSION_3_4_9, RequestCode, ResponseCode

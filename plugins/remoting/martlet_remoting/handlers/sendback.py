@@ -15,7 +15,7 @@ from martlet.tables.groups import Group
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply
 from martlet_remoting.handlers.groups import make_retry_topic
-from martlet_remoting.handlers.templates import Templates
+from martlet_remoting.shared.templates import Templates
 from martlet_remoting.wire.codes import VERSION_3_4_9, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
 

@@ -12,7 +12,7 @@ from martlet.contracts import Peer
 from martlet.errors import MartletError
 from martlet.message import Message
 from martlet.store.append.items import AppendItem, AppendResult
-from martlet_remoting.handlers.templates import Templates
+from martlet_remoting.shared.templates import Templates
 from martlet_remoting.wire.sends import Send
 
 __all__ = ["Part", "RoundSends"]

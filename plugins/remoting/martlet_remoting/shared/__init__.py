@@ -1,0 +1,1 @@
+"""What handlers of sends share: constant parts of answers and records, and the sends of a round, stored together."""
