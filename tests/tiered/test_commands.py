@@ -1,14 +1,26 @@
-"""``martlet tiered ls`` and ``verify`` say what a cold tier has, and what is damaged."""
+"""The commands ``martlet tiered ...`` say what a cold tier has and what is damaged, and rebuild what they can."""
 
 import json
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from martlet.cli.main import main
+from martlet.store.disk.data_directory import lock_directory
+from martlet.store.disk.files import RealDisk
+from martlet_client import Message
+from martlet_client.blocking import Producer
+from martlet_tiered.reading.database import IndexDatabase
+from martlet_tiered.reading.index import identity_of
+from martlet_tiered.status import NAME
 
+from .cold import Tier
 from .histories import DAY, History, make_history
+from .test_plugin import BODIES, first_segment, running
+from .test_plugin import history as read_history
 
 Told = tuple[int, str, str]
 Command = Callable[..., Told]
@@ -130,6 +142,131 @@ def test_commands_change_nothing(tiered: Command, history: History) -> None:
     before = seen()
     tiered("ls")
     assert seen() == before
+
+
+def test_status_says_how_far_the_table_is(tiered: Command, history: History) -> None:
+    code, text, _ = tiered("status")
+    assert code == 0
+    told = {line[:10].strip(): line[10:] for line in text.splitlines()}
+    assert told["table"].endswith("of broker 'broker-a', version 3")
+    assert told["owner"].startswith("epoch 1, ")
+    assert "; last commit 20" in told["uploaded"]
+    assert told["files"].endswith("and 3,000 records (2 topic)")
+    assert told["broker"] == "unknown; give --data or --config to ask it"
+    found = json.loads(tiered("status", "--json", "--data", "nowhere")[1])
+    assert found["running"] is None
+    assert found["records"] == 3000
+    assert found["end_position"] > history.messages[-1].record.position
+    assert found["last_commit_ms"] > 1_700_000_000_000
+
+
+def test_status_tells_what_a_running_broker_says(
+    tmp_path: Path, local_tier: Tier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def status(*words: str) -> str:
+        assert main(["tiered", "status", "--url", local_tier.url, "--data", str(tmp_path / "data"), *words]) == 0
+        return capsys.readouterr().out
+
+    with running(tmp_path, local_tier) as (name_server, process):
+        with Producer(name_server, "producers") as producer:
+            for body in BODIES:
+                producer.send(Message("T", body))
+        process.until(lambda: first_segment(process) >= 65536 * 3)
+        process.until(lambda: json.loads(status("--json"))["running"]["behind_bytes"] == 0)
+        found = json.loads(status("--json"))
+        assert found["running"]["position"] == found["end_position"]
+        assert found["running"]["counters"]["upload_records"] >= len(BODIES)
+        assert "nothing: all durable messages are uploaded" in status()
+    assert f"none runs with {tmp_path / 'data'}" in status()
+    assert not (tmp_path / "data" / NAME).exists()
+
+
+def test_the_socket_of_a_killed_broker_is_no_broker(tiered: Command, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / NAME))
+    code, text, _ = tiered("status", "--data", str(tmp_path))
+    assert code == 0
+    assert f"none runs with {tmp_path}" in text
+
+
+def test_a_broker_with_an_unknown_answer_is_named(tiered: Command, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / NAME))
+        listener.listen()
+        thread = threading.Thread(target=lambda: listener.accept()[0].close())
+        thread.start()
+        code, _, error = tiered("status", "--data", str(tmp_path))
+        thread.join()
+    assert code == 3
+    assert "gave an answer that cannot be understood" in error
+
+
+def test_rebuild_makes_missing_and_damaged_keys_again(tiered: Command, history: History) -> None:
+    root = Path(history.url).parent
+    keys = sorted(root.rglob("*.keys"))
+    before = [file.read_bytes() for file in keys]
+    assert "keys   of 0 files were rebuilt, 2 needed nothing" in tiered("rebuild", "--all")[1]
+    flip(keys[0], 30)
+    keys[1].unlink()
+    code, text, _ = tiered("rebuild")
+    assert code == 0
+    assert "keys   of 2 files were rebuilt, 0 needed nothing" in text
+    assert [file.read_bytes() for file in keys] == before
+    keys[0].chmod(0o600)
+    keys[0].write_bytes(before[1])  # intact, and of another file
+    assert "keys   of 0 files" in tiered("rebuild")[1]
+    assert "keys   of 1 files" in tiered("rebuild", "--all")[1]
+    assert keys[0].read_bytes() == before[0]
+
+
+def test_rebuild_names_damaged_files(tiered: Command, history: History) -> None:
+    file = min(Path(history.url).rglob("*.parquet"))
+    flip(file, -2)
+    code, text, _ = tiered("rebuild", "--all")
+    assert code == 1
+    assert text.splitlines()[0].startswith(f"{file.relative_to(history.url)}: ")
+    assert "does not end as a Parquet file does" in text
+
+
+def test_rebuild_leaves_the_index_to_a_running_broker(tiered: Command, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert "is no data directory" in tiered("rebuild", "--data", str(data))[2]
+    (data / "commitlog").mkdir(parents=True)
+    disk = RealDisk()
+    lock = lock_directory(str(data), disk)
+    assert "was left to the broker, which runs" in tiered("rebuild", "--data", str(data))[1]
+    assert not (data / "config").exists()
+    disk.close(lock)
+
+
+def test_rebuild_makes_the_index_of_a_stopped_broker(tiered: Command, history: History, tmp_path: Path) -> None:
+    data, url = tmp_path / "data", str(Path(history.url).parent)
+    (data / "commitlog").mkdir(parents=True)
+    code, text, _ = tiered("rebuild", "--data", str(data))
+    assert code == 0
+    assert f"index  {data}/config/tiered.index was rebuilt from 2 files" in text
+    index = IndexDatabase(str(data / "config/tiered.index"), identity_of(url, "broker-a"))
+    assert index.open()
+    assert len(index.files()) == 2
+    assert index.first_offsets() == [(topic, queue, 0) for topic in ("Bills", "Orders") for queue in range(4)]
+    assert index.end_of("Orders", 3) == 375
+    index.close()
+
+
+def test_a_broker_reads_with_a_rebuilt_index(tmp_path: Path, local_tier: Tier) -> None:
+    with running(tmp_path, local_tier) as (name_server, process):
+        with Producer(name_server, "producers") as producer:
+            for body in BODIES:
+                producer.send(Message("T", body))
+        process.until(lambda: first_segment(process) >= 65536 * 3)
+    index = tmp_path / "data/config/tiered.index"
+    flip(index, 5000)
+    assert main(["tiered", "rebuild", "--url", local_tier.url, "--data", str(tmp_path / "data")]) == 0
+    with running(tmp_path, local_tier) as (name_server, process):
+        assert read_history(name_server) == BODIES
+    log = process.log.read_text()
+    assert "the cold tier has no index" not in log
+    assert "the index of the cold tier is damaged" not in log
 
 
 def test_wrong_places_are_named(tiered: Command, tmp_path: Path) -> None:

@@ -55,12 +55,16 @@ class TableConflict(TierError):
 
 
 class CommitNote(Struct, frozen=True):
-    """What a commit says about itself; `epoch` is 0 and `owner` empty if another program made it."""
+    """What a commit says about itself; `epoch` is 0 and `owner` empty if another program made it.
+
+    `time_ms` is when it was made, by the clock of its writer; 0 if it does not say.
+    """
 
     version: int
     operation: str
     epoch: int
     owner: str
+    time_ms: int = 0
 
 
 def _explain(error: Exception, where: str) -> TierError:
@@ -86,7 +90,11 @@ def _read_note(version: int, data: bytes) -> CommitNote:
         if isinstance(info, dict):
             note = info.get(NOTE)
             note = note if isinstance(note, dict) else {}
-            return CommitNote(version, str(info.get("operation")), note.get("epoch", 0), note.get("owner", ""))
+            time_ms = info.get("timestamp")
+            return CommitNote(
+                *(version, str(info.get("operation")), note.get("epoch", 0), note.get("owner", "")),
+                time_ms if isinstance(time_ms, int) else 0,
+            )
     return CommitNote(version, "unknown", 0, "")
 
 

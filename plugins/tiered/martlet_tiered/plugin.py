@@ -45,7 +45,9 @@ class TieredPlugin(Hooks):
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         if self.tier is None:
             return ()
-        return (self.tier.uploader.run, self.tier.reader.run)
+        from martlet_tiered.status import StatusSocket  # only a broker with a tier needs it
+
+        return (self.tier.uploader.run, self.tier.reader.run, StatusSocket(broker, self.tier.status).run)
 
 
 def _tier_class() -> "type[ObjectTier]":

@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, final
 
 from msgspec import structs
 
 from martlet.broker import Broker
 from martlet.errors import Refused
+from martlet.records.layout import FRONT_BYTES, MAGICS, RecordView
 from martlet.runtime.io_threads import IoThreads
 from martlet_tiered.config import TieredConfig
 from martlet_tiered.delta import TableLog
@@ -18,10 +20,11 @@ from martlet_tiered.local import LocalObjects
 from martlet_tiered.location import LOCAL, TierLocation
 from martlet_tiered.objects import Objects
 from martlet_tiered.opening import open_objects
-from martlet_tiered.reading.index import FILE_NAME, TierIndex
+from martlet_tiered.reading.index import FILE_NAME, TierIndex, identity_of
 from martlet_tiered.reading.reader import DEADLINE_S, ReadsOfTier, TierReader
 from martlet_tiered.reading.store_reads import StoreReads
 from martlet_tiered.remote import RemoteObjects
+from martlet_tiered.status import TierStatus
 from martlet_tiered.table import ColdTable
 from martlet_tiered.upload.uploader import Uploader
 
@@ -50,7 +53,7 @@ class ObjectTier(ReadsOfTier):
         self._threads = threads
         store, name = broker.store, broker.config.name
         path = f"{store.data_directory.path}/{FILE_NAME}"
-        self.index = TierIndex(store, path, f"{location.url} {name}", self._objects, threads)
+        self.index = TierIndex(store, path, identity_of(location.url, name), self._objects, threads)
         self._reads = StoreReads(self._objects, threads, config.cache_bytes)
         self.reader = TierReader(self.name, self.index, self._reads, self._refresh)
         owner = broker.ids.unique()
@@ -96,6 +99,20 @@ class ObjectTier(ReadsOfTier):
         counters |= structs.asdict(self._reads.statistics())
         counters |= {"files": self.index.files, "unindexed_files": self.index.unindexed}
         return {**counters, "faulty_files": len(self.index.faults)}
+
+    async def status(self) -> TierStatus:
+        """Return how far the uploads are, and the counters."""
+        uploader, store = self.uploader, self._broker.store
+        position, behind, behind_ms = uploader.released, uploader.behind, 0
+        if behind:
+            front = await store.disk.off_loop(partial(store.segments.read, position, FRONT_BYTES))
+            record = RecordView(front)
+            if len(front) == FRONT_BYTES and record.magic in MAGICS:
+                behind_ms = max(self._broker.clock.now_ms() - record.store_ms, 0)
+        return TierStatus(
+            *(self.name, self._broker.config.name, position, behind, behind_ms),
+            *(uploader.reason if behind else "", self.statistics()),
+        )
 
     # ---- retention
 

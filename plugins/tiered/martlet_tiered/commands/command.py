@@ -1,11 +1,11 @@
-"""``martlet tiered``: what a cold tier has, and whether it is whole."""
+"""``martlet tiered``: what a cold tier has, how far it is, whether it is whole, and repairs."""
 
 import argparse
 from pathlib import Path
 from typing import Any, Final
 
 from martlet.contracts import Subcommand
-from martlet_tiered.commands import listing, verifying
+from martlet_tiered.commands import listing, rebuilding, status, verifying
 from martlet_tiered.errors import missing_package
 
 __all__ = ["COMMAND"]
@@ -16,7 +16,11 @@ examples:
   martlet tiered ls --url s3://bucket/brokers/a --topics   topics: queues, messages, times
   martlet tiered ls --url /srv/history --topic orders      the queues of a topic: first and last offset
   martlet tiered verify --config martlet.toml              read everything, and compare it with its checksums
-The commands only read. They need the place (tiered.url) and its credentials, and no broker.
+  martlet tiered status --config martlet.toml              how far it is, and how far the broker is behind with it
+  martlet tiered rebuild --config martlet.toml             make missing or damaged keys, and the index, again
+All but rebuild only read. They need the place (tiered.url) and its credentials, and no broker. rebuild may run beside
+a broker, too: it leaves the broker's index alone then, and messages of a file are not found by key while its keys are
+replaced.
 """
 
 
@@ -26,7 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     choices = parser.add_subparsers(metavar="ACTION", required=True)
     for name, text, module in (
         ("ls", "list what the cold tier has", listing),
+        ("status", "show how far the cold tier is, and how far a running broker is behind with it", status),
         ("verify", "read everything that the cold tier has, and compare it with its checksums", verifying),
+        ("rebuild", "make the keys of files, and the index of a stopped broker, again from the data files", rebuilding),
     ):
         inner = choices.add_parser(name, help=text, description=f"{text[:1].upper()}{text[1:]}.", allow_abbrev=False)
         add = inner.add_argument
@@ -47,4 +53,4 @@ def run(arguments: Any) -> int:
     return code
 
 
-COMMAND: Final = Subcommand("tiered", "list and verify what the cold tier has", configure, run)
+COMMAND: Final = Subcommand("tiered", "list, verify and rebuild what the cold tier has", configure, run)

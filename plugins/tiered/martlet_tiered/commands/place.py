@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, final
 
+from martlet.app.config import read_config
 from martlet.config import fill, override, read_toml
 from martlet.errors import ConfigError
 from martlet_tiered.config import TieredConfig
-from martlet_tiered.delta import TableLog
+from martlet_tiered.delta import CommitNote, TableLog
 from martlet_tiered.errors import TableRefused
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.footer import FileFooter, read_footer
@@ -19,9 +20,12 @@ from martlet_tiered.objects import Objects
 from martlet_tiered.remote import RemoteObjects
 from martlet_tiered.table import BROKER_PREFIX, OWNER, UPLOAD
 
-__all__ = ["OpenedTable", "open_place"]
+__all__ = ["OpenedTable", "data_directory", "open_place"]
 
 Result = TypeVar("Result")
+
+# Commits of other programs that may follow the last one of a broker.
+FOREIGN_MAX: Final = 100
 
 
 @final
@@ -42,6 +46,15 @@ class OpenedTable:
         self.epoch: Final = log.number(OWNER) or 0
         self.end: Final = log.number(UPLOAD) or 0
         self.files: Final[Sequence[DataFile]] = sorted(log.files(), key=lambda file: file.path)
+        self._log = log
+
+    def last_commit(self) -> CommitNote | None:
+        """Return what the last commit of a broker says about itself; None if it cannot be found."""
+        for version in range(self.version, max(self.version - FOREIGN_MAX, -1), -1):
+            note = self._log.note(version)
+            if note.epoch:
+                return note
+        return None
 
     def footer(self, file: DataFile) -> FileFooter:
         """Return the footer of *file*. Raises as `read_footer`."""
@@ -53,6 +66,24 @@ class OpenedTable:
             yield from threads.map(work, files)
 
 
+def _tables(arguments: Any) -> dict[str, Any]:
+    tables = read_toml(arguments.config) if arguments.config else {}
+    for assignment in arguments.set:
+        override(tables, assignment)
+    return tables
+
+
+def data_directory(arguments: Any) -> str:
+    """Return the data directory that ``--data`` or the configuration file names; empty without both.
+
+    Raises:
+      ConfigError: a setting is wrong.
+    """
+    if arguments.data:
+        return os.path.abspath(str(arguments.data))
+    return os.path.abspath(str(read_config(_tables(arguments)).data)) if arguments.config else ""
+
+
 def open_place(arguments: Any) -> OpenedTable:
     """Return the table that *arguments* name.
 
@@ -60,9 +91,7 @@ def open_place(arguments: Any) -> OpenedTable:
       ConfigError: they name no place, or a setting is wrong.
       TierError: the store cannot be read, or has no table there.
     """
-    tables = read_toml(arguments.config) if arguments.config else {}
-    for assignment in arguments.set:
-        override(tables, assignment)
+    tables = _tables(arguments)
     section = tables.get("tiered", {})
     if not isinstance(section, dict):
         raise ConfigError("config key 'tiered' is no section; write [tiered]")

@@ -32,7 +32,7 @@ from martlet_tiered.reading.finder import SpanFinder
 from martlet_tiered.reading.sqlite_file import IndexDamaged
 from martlet_tiered.reading.table_files import TableFile, exact_spans, load_file
 
-__all__ = ["FILE_NAME", "TierIndex", "one_error"]
+__all__ = ["FILE_NAME", "TierIndex", "identity_of", "newest_first", "one_error"]
 
 logger = logging.getLogger("martlet.tiered")
 
@@ -48,6 +48,11 @@ RETRY_S: Final = 5.0
 LOG_S: Final = 30.0
 # Queues to which the event loop tells their first offset at once.
 QUEUES_AT_ONCE: Final = 500
+
+
+def identity_of(url: str, broker: str) -> str:
+    """Return what the index of the table of *broker* at *url* is named after."""
+    return f"{url} {broker}"
 
 
 @final
@@ -163,7 +168,7 @@ class TierIndex:
             self._table.update((file.path, file) for file in new)
             self._set_missing([*self._missing.values(), *new])
         try:
-            for file, footer in sorted(pairs, key=lambda pair: _newest_first(pair[0])):
+            for file, footer in sorted(pairs, key=lambda pair: newest_first(pair[0])):
                 await self._add(await self._load(file, footer))
         except (Refused, TierError) as error:
             self._log(logging.WARNING, "%d files of the cold tier are not indexed yet; %s", self.unindexed, error)
@@ -171,7 +176,7 @@ class TierIndex:
         await self._tell()
 
     def _set_missing(self, files: Iterable[TableFile]) -> None:
-        self._missing = {file.path: file for file in sorted(files, key=_newest_first)}
+        self._missing = {file.path: file for file in sorted(files, key=newest_first)}
 
     def _topic_deleted(self, topic: str) -> None:
         self._deleted.append((topic, self._store.deletions.end))
@@ -310,7 +315,7 @@ class TierIndex:
             logger.log(level, text, *values)
 
 
-def _newest_first(file: TableFile) -> tuple[int, bool, str]:
+def newest_first(file: TableFile) -> tuple[int, bool, str]:
     """Return the order in which files are added: of one range, the internal one is first, with the deletions."""
     return -file.end, not file.is_internal, file.path
 
