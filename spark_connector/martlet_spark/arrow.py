@@ -11,10 +11,9 @@ from martlet_columns.schema import arrow_schema
 from martlet_spark.cluster import Cluster
 from martlet_spark.errors import OptionError
 from martlet_spark.options import BATCH, parse
+from martlet_spark.read.both import BothReader
 from martlet_spark.read.filters import Filter
-from martlet_spark.read.planner import Range
-from martlet_spark.read.task import range_reader
-from martlet_spark.read.topics import Subscribed, query_bounds
+from martlet_spark.read.seam import plan_batch
 
 __all__ = ["read_arrow"]
 
@@ -27,10 +26,10 @@ def read_arrow(endpoints: str | Sequence[str], topic: str | Sequence[str] = (), 
 
     Batches have up to 4,096 messages, in order within each queue, and are read from the brokers as they are fetched:
     the reader takes memory for a few requests (``fetchBytes``) only. Messages that a broker has in its cold tier come
-    as well.
+    as well, with ``tierUrl`` from there directly, and with ``tier="cold"`` without any broker.
 
     Args:
-      endpoints: the name servers, as ``HOST:PORT``.
+      endpoints: the name servers, as ``HOST:PORT``; none with ``tier="cold"``.
       topic: a topic or several; none with the option subscribePattern or assign.
       options: those of a batch of the Spark source, by name (docs/spark.md), such as ``columns=["key", "body"]``,
         ``tags="paid"``, ``sql="amount > 100"``, ``startingTimestamp="-2h"``. A number, a truth value, a list, a
@@ -41,14 +40,13 @@ def read_arrow(endpoints: str | Sequence[str], topic: str | Sequence[str] = (), 
       ReadError: a server does not answer, or a topic does not exist. Reading a batch may raise it as well; `DataLost`
         is one if messages were removed meanwhile.
     """
-    topics = _text(topic)
-    given = {"endpoints": _text(endpoints)} | ({"subscribe": topics} if topics else {})
+    servers, topics = _text(endpoints), _text(topic)
+    given = ({"endpoints": servers} if servers else {}) | ({"subscribe": topics} if topics else {})
     parsed = parse(given | {name: _text(value) for name, value in options.items()}, KNOWN)
     wanted = Filter(parsed["tags"], parsed["key"], parsed["sql"])
-    cluster = Cluster(parsed["endpoints"], parsed.security, parsed["timeoutMs"] / 1000)
-    bounds = query_bounds(Subscribed(cluster, parsed), parsed)
-    ranges = [Range(queue, start, end) for queue, (start, end) in bounds.items() if start < end]
-    batches = range_reader(cluster, parsed, parsed["columns"], wanted).read(ranges)
+    cluster = Cluster(parsed["endpoints"] or (), parsed.security, parsed["timeoutMs"] / 1000)
+    ranges = plan_batch(cluster, parsed, with_sizes=False)
+    batches = BothReader(cluster, parsed, parsed["columns"], wanted).read(ranges)
     return pa.RecordBatchReader.from_batches(arrow_schema(parsed["columns"]), batches)
 
 

@@ -16,7 +16,18 @@ from martlet_remoting.wire.routes import TopicRoute, decode_route
 from martlet_spark.connection import CONNECTIONS, AnswerFrame, BrokerConnection, ConnectionBroken, Security, attempts
 from martlet_spark.errors import ReadError
 
-__all__ = ["BUSY", "Bounds", "BrokerGone", "Busy", "Cluster", "UnknownBroker", "UnknownTopic", "check", "rights_hint"]
+__all__ = [
+    "BUSY",
+    "DEAD_LETTERS",
+    "Bounds",
+    "BrokerGone",
+    "Busy",
+    "Cluster",
+    "UnknownBroker",
+    "UnknownTopic",
+    "check",
+    "rights_hint",
+]
 
 T = TypeVar("T")
 # Timeout for an answer of one name server, if there are several.

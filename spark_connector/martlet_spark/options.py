@@ -17,6 +17,7 @@ from martlet_remoting.wire.signatures import SigningKey
 from martlet_spark.columns import DEFAULT, select
 from martlet_spark.connection import Security
 from martlet_spark.errors import OptionError
+from martlet_tiered.config import check_url
 
 __all__ = [
     "AT_LEAST_ONCE",
@@ -199,6 +200,15 @@ def _assign(text: str) -> dict[str, tuple[str, ...]]:
     return {topic: tuple(map(str, queues)) for topic, queues in value.items()}
 
 
+def _tier_urls(text: str) -> tuple[str, ...]:
+    found = _list(text)
+    for url in found:
+        problem = check_url(url)
+        if problem:
+            raise ValueError(f"has {url!r}; write {problem}")
+    return tuple(url.rstrip("/") or "/" for url in found)
+
+
 def _secret(text: str) -> str:
     """Return the secret that *text* refers to: a secret in the option itself would show in Spark's user interface."""
     kind, _, name = text.partition(":")
@@ -292,8 +302,42 @@ SOURCE: Final = (
     Option("targetPartitionBytes", _bytes, 64 << 20, "size of a Spark partition; smaller queues share one", "64m"),
     Option("fetchBytes", _bytes, 16 << 20, "how much a task asks a broker for at once; brokers have limits too", "4m"),
 )
+# Options of the cold tier, from which old messages can be read without a broker.
+TIER: Final = (
+    Option(
+        "tier",
+        _choice("auto", "hot", "cold"),
+        "auto",
+        "read old messages from the tables at tierUrl and the others from brokers (auto; without tierUrl all from "
+        "brokers), all from brokers (hot), or tables alone (cold)",
+    ),
+    Option(
+        "tierUrl",
+        _tier_urls,
+        (),
+        "the `tiered.url` of each broker's cold tier, separated by commas",
+        "s3://lake/broker-a",
+    ),
+    Option(
+        "tierEndpoint",
+        _same,
+        "",
+        "URL of the store's server if it is not the provider's own; for S3 the default is "
+        "`AWS_ENDPOINT_URL` of the driver",
+        "http://127.0.0.1:9000",
+    ),
+    Option("tierRegion", _same, "", "region of the bucket; default: that of `AWS_REGION`, or us-east-1"),
+    Option(
+        "tierCredentialsFile",
+        _same,
+        "",
+        "file with credentials, as `tiered.credentials_file`; default: the environment of each process, or the role of "
+        "the machine",
+    ),
+)
 BATCH: Final = (
     *SOURCE,
+    *TIER,
     Option(
         "endingOffsets",
         _offsets("latest"),
@@ -384,7 +428,8 @@ def parse(given: Mapping[str, str], known: tuple[Option, ...], ignored: tuple[st
     """
     if "provider" in given:  # from Spark, for a table
         raise OptionError("a table with USING martlet loses its options in Spark; use CREATE TEMPORARY VIEW instead")
-    if "endpoints" not in map(str.lower, given):
+    lower = {name.lower(): value for name, value in given.items()}
+    if "endpoints" not in lower and lower.get("tier", "").lower() != "cold":
         text = "option endpoints is missing; give the name servers, such as 127.0.0.1:9876"
         # If a table was created with columns, Spark does not ask for its schema, and loses its options too.
         raise OptionError(

@@ -15,10 +15,8 @@ from pyspark.sql.types import StructType
 
 from martlet_spark.options import BATCH, SINK, STREAM, parse
 from martlet_spark.read.batch import RangePartition, TopicReader, spark_schema
-from martlet_spark.read.planner import Range
+from martlet_spark.read.seam import plan_batch
 from martlet_spark.read.stream import StreamReader
-from martlet_spark.read.topics import Subscribed, query_bounds
-from martlet_spark.read.watching import MessageSizes
 from martlet_spark.write.sink import BatchWriter, StreamWriter
 
 __all__ = ["MartletDataSource"]
@@ -32,11 +30,7 @@ class BatchReader(TopicReader, DataSourceReader):
     """Reads the messages that exist when the query is planned."""
 
     def partitions(self) -> list[InputPartition]:
-        subscribed = Subscribed(self.cluster(), self.options)
-        left = query_bounds(subscribed, self.options)
-        sizes = MessageSizes(subscribed.cluster).of(subscribed.routes(), left)
-        ranges = [Range(queue, start, end, sizes[queue.topic]) for queue, (start, end) in left.items() if start < end]
-        return [*self.partitions_of(ranges)]
+        return [*self.partitions_of(plan_batch(self.cluster(), self.options, with_sizes=True))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         # If there is no partition, Spark makes one of its own.

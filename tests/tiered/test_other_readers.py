@@ -28,7 +28,7 @@ def expected(history: History) -> list[tuple[object, ...]]:
 
 
 def test_the_page_has_an_example_for_each_program() -> None:
-    assert list(BLOCKS) == ["DuckDB", "Polars", "PyArrow", "PySpark", "Records"]
+    assert list(BLOCKS) == ["DuckDB", "Polars", "PyArrow", "Rows of messages", "PySpark", "Records"]
 
 
 def connect() -> duckdb.DuckDBPyConnection:
@@ -72,6 +72,10 @@ def test_pyarrow(history: History) -> None:
     count, [key] = run("PyArrow", history)
     assert count == len(history.of("Orders", 0))
     assert str(key) in {f"order-{number}" for number in range(0, 3000, 8)}
+
+
+def test_rows_of_messages(history: History) -> None:
+    assert run("Rows of messages", history) == len(history.of("Orders"))
 
 
 def test_records_come_back_byte_for_byte(history: History) -> None:

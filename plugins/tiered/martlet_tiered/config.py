@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from martlet.config import Settings, setting
 
-__all__ = ["SCHEMES", "TieredConfig"]
+__all__ = ["SCHEMES", "TieredConfig", "check_url"]
 
 # Of URLs; an absolute path is a local directory.
 SCHEMES: Final = ("s3", "gs", "az")

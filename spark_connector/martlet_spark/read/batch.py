@@ -23,9 +23,9 @@ from martlet_spark.cluster import Cluster
 from martlet_spark.columns import DEFAULT, select
 from martlet_spark.errors import OptionError
 from martlet_spark.options import Options
+from martlet_spark.read.both import BothReader
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range, plan
-from martlet_spark.read.task import range_reader
 
 __all__ = ["RangePartition", "TopicReader", "columns_of", "spark_schema"]
 
@@ -89,7 +89,7 @@ class TopicReader:
         self.wanted = Filter(options["tags"], options["key"], options["sql"])
 
     def cluster(self) -> Cluster:
-        return Cluster(self.options["endpoints"], self.options.security, self.options["timeoutMs"] / 1000)
+        return Cluster(self.options["endpoints"] or (), self.options.security, self.options["timeoutMs"] / 1000)
 
     def partitions_of(self, ranges: Sequence[Range]) -> list[RangePartition]:
         options = self.options
@@ -104,7 +104,7 @@ class TopicReader:
 
     def read_ranges(self, ranges: Sequence[Range]) -> Iterator[Any]:
         _freeze()
-        return range_reader(self.cluster(), self.options, self.names, self.wanted).read(ranges)
+        return BothReader(self.cluster(), self.options, self.names, self.wanted).read(ranges)
 
 
 @cache

@@ -15,7 +15,7 @@ from martlet_spark.errors import ReadError
 from martlet_spark.read.exchange import OUTSTANDING_MAX, pull_only, request_one
 from martlet_spark.read.offsets import Offsets
 
-__all__ = ["identities"]
+__all__ = ["identities", "identity_of"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -72,5 +72,12 @@ def _identity(body: bytearray | memoryview, offset: int) -> str:
         return ""
     if not head["offset"] <= offset:
         return ""
-    # Neither field changes. Other fields may: the broker may get another address, and compaction changes the position.
-    return f"{int(head['born_ms']):x}-{int(head['crc']):x}"
+    return identity_of(int(head["born_ms"]), int(head["crc"]))
+
+
+def identity_of(born_ms: int, crc: int) -> str:
+    """Return the identity of a message by its time of creation and the CRC of its body.
+
+    Neither field changes. Others may: the broker may get another address, and compaction changes the position.
+    """
+    return f"{born_ms:x}-{crc:x}"

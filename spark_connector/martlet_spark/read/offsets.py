@@ -27,6 +27,7 @@ __all__ = [
     "encode",
     "find_queues",
     "queue_name",
+    "words",
 ]
 
 Offsets: TypeAlias = dict[MessageQueue, int]
@@ -43,6 +44,11 @@ LATEST: Final = -1
 def queue_name(queue: MessageQueue) -> str:
     """Return the name of *queue* in its topic: ``broker/number``."""
     return f"{queue.broker_name}/{queue.queue_id}"
+
+
+def words(queue: MessageQueue) -> str:
+    """Return *queue* in words, for errors."""
+    return f"queue {queue_name(queue)} of topic {queue.topic!r}"
 
 
 def encode(

@@ -5,13 +5,14 @@ micro-batch of a topic with 64 queues take a second or more.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final, final
 
 from martlet_remoting.wire.packets import MessageQueue
+from martlet_spark.read.tier_place import TierPlace
 
-__all__ = ["Range", "plan"]
+__all__ = ["ColdRows", "Range", "plan"]
 
 # Assumed size of a message if that of its queue's messages is unknown.
 MESSAGE_BYTES: Final = 1024
@@ -19,13 +20,32 @@ MESSAGE_BYTES: Final = 1024
 
 @final
 @dataclass(frozen=True, slots=True)
+class ColdRows:
+    """Where messages are in the table at *place*: in row group *group* of the file *path*, from its row *row* on.
+
+    The path is relative to the table, and *file_bytes* is the size of the file.
+    """
+
+    place: TierPlace
+    path: str
+    file_bytes: int
+    group: int
+    row: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Range:
-    """The messages of *queue* from offset *start* up to *end*, exclusive; some in between may be missing."""
+    """The messages of *queue* from offset *start* up to *end*, exclusive; some in between may be missing.
+
+    With *rows* they are read from a table of the cold tier, in which none is missing, and otherwise from the broker.
+    """
 
     queue: MessageQueue
     start: int
     end: int
     message_bytes: int = MESSAGE_BYTES
+    rows: ColdRows | None = None
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -34,6 +54,11 @@ class Range:
     def bytes(self) -> int:
         """The estimated size of all messages of the range."""
         return len(self) * self.message_bytes
+
+    def part(self, start: int, count: int) -> "Range":
+        """Return the *count* messages from offset *start* on."""
+        rows = None if self.rows is None else replace(self.rows, row=self.rows.row + start - self.start)
+        return replace(self, start=start, end=start + count, rows=rows)
 
 
 def plan(
@@ -65,12 +90,13 @@ def _fill(ranges: Sequence[Range], target_bytes: int, records_max: int) -> list[
         while start < each.end:
             fits = max(room_bytes, 0) // each.message_bytes
             count = min(each.end - start, fits, room)
-            if count <= 0:
+            divides = each.rows is not None and count < len(each) and bool(found) and bool(found[-1])
+            if count <= 0 or (divides and start == each.start):  # two tasks would read the same row group
                 found.append([])
                 room_bytes = max(target_bytes, each.message_bytes)
                 room = records_max or 1 << 62
                 continue
-            found[-1].append(Range(each.queue, start, start + count, each.message_bytes))
+            found[-1].append(each.part(start, count))
             start += count
             room -= count
             room_bytes -= count * each.message_bytes
@@ -89,7 +115,7 @@ def _equal(ranges: Sequence[Range], count: int) -> list[list[Range]]:
                 room = total * (len(partitions) + 1) // count - total * len(partitions) // count
                 partitions.append([])
             size = min(each.end - start, room)
-            partitions[-1].append(Range(each.queue, start, start + size, each.message_bytes))
+            partitions[-1].append(each.part(start, size))
             start += size
             room -= size
     return partitions

@@ -3,7 +3,7 @@
 from typing import Final, final
 
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_spark.read.offsets import queue_name
+from martlet_spark.read.offsets import words
 from martlet_spark.read.planner import Range
 
 __all__ = ["RangeProgress"]
@@ -33,7 +33,7 @@ class RangeProgress:
         return self.next >= self.end and self.passed is None
 
     def __str__(self) -> str:
-        return f"queue {queue_name(self.queue)} of topic {self.queue.topic!r}"
+        return words(self.queue)
 
     def move(self, offset: int) -> None:
         if offset > self.next:

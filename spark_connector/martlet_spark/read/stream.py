@@ -28,7 +28,7 @@ from martlet_spark.errors import DataLost, ReadError
 from martlet_spark.options import Options
 from martlet_spark.read.batch import RangePartition, TopicReader
 from martlet_spark.read.identity import identities
-from martlet_spark.read.offsets import Last, Offsets, decode, decode_last, decode_new, encode, queue_name
+from martlet_spark.read.offsets import Last, Offsets, decode, decode_last, decode_new, encode, queue_name, words
 from martlet_spark.read.planner import MESSAGE_BYTES, Range
 from martlet_spark.read.topics import QueryBound, Subscribed
 from martlet_spark.read.watching import MessageSizes, Watch
@@ -156,7 +156,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         subscribed, strict = self._driver.subscribed, self.options["failOnDataLoss"]
         for queue in sorted(queue for queue in offsets if not subscribed.selects(queue)):
             why = "which the options do not select: it is the checkpoint of another query, or they were changed"
-            self._lose(f"the checkpoint has {_words(queue)}, {why}")
+            self._lose(f"the checkpoint has {words(queue)}, {why}")
         bounds: dict[MessageQueue, Bounds] = {}
         for _ in attempts(self.options["timeoutMs"] / 1000):
             try:
@@ -172,7 +172,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
             subscribed.forget_routes()
         for queue in sorted(offsets.keys() - bounds.keys()):
             if subscribed.selects(queue):
-                self._lose(f"{_words(queue)} is gone: its topic or its broker was removed")
+                self._lose(f"{words(queue)} is gone: its topic or its broker was removed")
         return bounds
 
     def _find_first_offsets(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
@@ -190,7 +190,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         for queue, offset in offsets.items():
             end = driver.bounds[queue][1] if queue in driver.bounds else offset
             if offset > end:
-                text = f"{_words(queue)} ends at {end}, but the checkpoint is at {offset}"
+                text = f"{words(queue)} ends at {end}, but the checkpoint is at {offset}"
                 self._lose(f"{text}: the topic was created again, or the broker lost messages")
                 first_offsets[queue] = driver.bounds[queue][0]
         recreated_topics = self._created_again(offsets)
@@ -337,10 +337,6 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
     def stop(self) -> None:
         if self._made is not None:
             self._made.watch.close()
-
-
-def _words(queue: MessageQueue) -> str:
-    return f"queue {queue_name(queue)} of topic {queue.topic!r}"
 
 
 def limited(counts: Mapping[MessageQueue, int], most: int, turn: int = 0) -> dict[MessageQueue, int]:

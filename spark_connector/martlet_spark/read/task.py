@@ -4,8 +4,8 @@ After a lost connection, for example when a broker restarts, a read continues af
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar, final
 
 from martlet.errors import RemoteProtocolError
 from martlet.records.compression import PackageMissing
@@ -22,7 +22,17 @@ from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
 from martlet_spark.read.progress import RangeProgress
 
-__all__ = ["RangeReader", "range_reader"]
+__all__ = [
+    "RangeReader",
+    "decoded",
+    "new_decoder",
+    "range_reader",
+    "selected",
+    "undecodable_of",
+    "warn_undecoded",
+]
+
+T = TypeVar("T")
 
 log = logging.getLogger("martlet.spark")
 
@@ -53,7 +63,7 @@ class RangeReader:
     ) -> None:
         self._cluster = cluster
         self._names = tuple(names)
-        self._decoder = Decoder((*names, *(name for name in wanted.columns if name not in names)), undecodable)
+        self._decoder = new_decoder(names, wanted, undecodable)
         self._undecodable = undecodable
         self._wanted = wanted
         self._fetch_bytes = fetch_bytes
@@ -72,26 +82,11 @@ class RangeReader:
             by_broker.setdefault(each.queue.broker_name, []).append(RangeProgress(each))
         for broker, ranges_left in by_broker.items():
             for records in self._read_broker(broker, ranges_left):
-                yield from self._batches(self._decode(records, broker))
-        if self._decoder.undecoded:
-            treatment = "null" if self._undecodable == NULL else "as they are stored"
-            count, first_body = self._decoder.undecoded, self._decoder.first_undecoded
-            log.warning("bodies that cannot be decompressed are %s: %d; the first: %s", treatment, count, first_body)
+                yield from self._batches(records, broker)
+        warn_undecoded(self._decoder, self._undecodable)
 
-    def _decode(self, records: Records, broker: str) -> Any:
-        try:
-            return self._decoder.decode(records, broker)
-        except UndecodableBody as error:
-            raise ReadError(f"{error}; {UNDECODABLE}") from error
-        except (RecordError, PackageMissing) as error:
-            raise ReadError(str(error)) from error
-
-    def _batches(self, batch: Any) -> Iterator[Any]:
-        found = self._wanted.select(batch)
-        if len(self._names) < found.num_columns:
-            found = found.select(list(self._names))
-        for start in range(0, len(found), BATCH_RECORDS_MAX):
-            yield found.slice(start, BATCH_RECORDS_MAX)
+    def _batches(self, records: Records, broker: str) -> Iterator[Any]:
+        yield from selected(decoded(lambda: self._decoder.decode(records, broker)), self._wanted, self._names)
 
     def _read_broker(self, broker: str, left: list[RangeProgress]) -> Iterator[Records]:
         """Yield the records of all ranges of *broker*; reconnect after a lost connection, and continue."""
@@ -142,11 +137,53 @@ class RangeReader:
         return self._cluster.address(route, broker)
 
 
+def decoded(decode: Callable[[], T]) -> T:
+    """Return what *decode* returns.
+
+    Raises:
+      ReadError: a record cannot be decoded.
+    """
+    try:
+        return decode()
+    except UndecodableBody as error:
+        raise ReadError(f"{error}; {UNDECODABLE}") from error
+    except (RecordError, PackageMissing) as error:
+        raise ReadError(str(error)) from error
+
+
+def selected(batch: Any, wanted: Filter, names: Sequence[str]) -> Iterator[Any]:
+    """Yield the rows of *batch* that are *wanted*, with the columns *names*, in batches of a size that Spark likes."""
+    found = wanted.select(batch)
+    if len(names) < found.num_columns:
+        found = found.select(list(names))
+    for start in range(0, len(found), BATCH_RECORDS_MAX):
+        yield found.slice(start, BATCH_RECORDS_MAX)
+
+
+def warn_undecoded(decoder: Decoder, treatment: str) -> None:
+    """Log how many bodies *decoder* could not decompress, if any, and their *treatment*."""
+    if decoder.undecoded:
+        text = "null" if treatment == NULL else "as they are stored"
+        log.warning(
+            "bodies that cannot be decompressed are %s: %d; the first: %s",
+            *(text, decoder.undecoded, decoder.first_undecoded),
+        )
+
+
+def new_decoder(names: Sequence[str], wanted: Filter, undecodable: str) -> Decoder:
+    """Return a decoder into the columns *names* and those that *wanted* needs."""
+    return Decoder((*names, *(name for name in wanted.columns if name not in names)), undecodable)
+
+
+def undecodable_of(options: Options) -> str:
+    """Return how a query with *options* treats bodies that cannot be decompressed."""
+    return str(options["undecodableBody"]) or (ERROR if options["failOnDataLoss"] else NULL)
+
+
 def range_reader(cluster: Cluster, options: Options, names: Sequence[str], wanted: Filter) -> RangeReader:
     """Return the reader of a query with *options* into the columns *names*."""
-    fail_on_loss = options["failOnDataLoss"]
     return RangeReader(
         *(cluster, names, wanted, options["fetchBytes"]),
-        fail_on_loss=fail_on_loss,
-        undecodable=options["undecodableBody"] or (ERROR if fail_on_loss else NULL),
+        fail_on_loss=options["failOnDataLoss"],
+        undecodable=undecodable_of(options),
     )

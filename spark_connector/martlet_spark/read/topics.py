@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_remoting.wire.routes import TopicRoute
@@ -13,10 +13,32 @@ from martlet_spark.errors import OptionError, ReadError
 from martlet_spark.options import SELECTION, Options, named, parse
 from martlet_spark.read.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
 
-__all__ = ["QueryBound", "Subscribed", "query_bounds"]
+__all__ = ["QueryBound", "QueueBounds", "Subscribed", "check_selection", "query_bounds"]
 
 # Interval of looking for new topics and queues.
 ROUTES_S: Final = 5.0
+
+
+class QueueBounds(Protocol):
+    """The topics and queues that a query selects, wherever it reads them."""
+
+    def bounds(self) -> dict[MessageQueue, Bounds]:
+        """Return the bounds of all selected queues."""
+
+    def offsets_at(self, times_ms: Mapping[MessageQueue, int]) -> Offsets:
+        """Return, for each queue, the offset of the first message that was stored at the given time or later."""
+
+
+def check_selection(options: Options) -> None:
+    """Fail unless *options* select topics in one way.
+
+    Raises:
+      OptionError: they do not.
+    """
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if options[name]]
+    if len(given) != 1:
+        said = f"{' and '.join(given)} are given" if given else "none is given"
+        raise OptionError(f"exactly one of the options subscribe, subscribePattern and assign is needed; {said}")
 
 
 @final
@@ -30,10 +52,7 @@ class Subscribed:
         self._assign: Mapping[str, tuple[str, ...]] | None = options["assign"]
         self._routes: dict[str, TopicRoute] = {}
         self._routes_until = 0.0
-        given = [name for name in ("subscribe", "subscribePattern", "assign") if options[name]]
-        if len(given) != 1:
-            said = f"{' and '.join(given)} are given" if given else "none is given"
-            raise OptionError(f"exactly one of the options subscribe, subscribePattern and assign is needed; {said}")
+        check_selection(options)
 
     @classmethod
     def of(cls, source: Mapping[str, str]) -> "Subscribed":
@@ -145,7 +164,7 @@ def _find_named(topic: str, name: str, queues: Iterable[MessageQueue], option: s
 class QueryBound:
     """The offsets at which a query begins (*side* "starting") or ends ("ending"), from the options."""
 
-    def __init__(self, subscribed: Subscribed, options: Options, side: str, default: str) -> None:
+    def __init__(self, subscribed: QueueBounds, options: Options, side: str, default: str) -> None:
         self._subscribed = subscribed
         self._side = side
         self._offsets: Any = options[f"{side}Offsets"]
@@ -227,7 +246,7 @@ class QueryBound:
         return found
 
 
-def query_bounds(subscribed: Subscribed, options: Options) -> dict[MessageQueue, Bounds]:
+def query_bounds(subscribed: QueueBounds, options: Options) -> dict[MessageQueue, Bounds]:
     """Return the first offset and the end in each queue of a batch with *options*, sorted by queue.
 
     Raises:

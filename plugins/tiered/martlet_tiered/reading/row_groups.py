@@ -22,7 +22,15 @@ from martlet_tiered.format.footer import FileFooter, decode_group, footer_of, gr
 from martlet_tiered.names import DATA_FOLDER
 from martlet_tiered.objects import Objects
 
-__all__ = ["ParquetObject", "RowRange", "open_parquet", "read_columns", "read_records"]
+__all__ = [
+    "ParquetObject",
+    "RowRange",
+    "column_chunks",
+    "decode_columns",
+    "open_parquet",
+    "read_columns",
+    "read_records",
+]
 
 # Bytes of a row group before its compression from which on it is read in parts, and of a part.
 GROUP_BYTES_MAX: Final = 64 << 20
@@ -91,10 +99,7 @@ class ParquetObject:
 
     def bytes_of(self, group: int, column: str) -> tuple[int, int]:
         """Return the begin and the end of the bytes of *column* in row group *group*."""
-        chunk = self._chunk(group, column)
-        dictionary = chunk.dictionary_page_offset
-        begin = chunk.data_page_offset if dictionary is None else min(dictionary, chunk.data_page_offset)
-        return begin, begin + chunk.total_compressed_size
+        return _chunk_range(self._chunk(group, column))
 
     def _chunk(self, group: int, column: str) -> Any:
         names = [self.metadata.schema.column(index).path for index in range(self.metadata.num_columns)]
@@ -113,6 +118,13 @@ def _ranges(metadata: pq.FileMetaData) -> tuple[RowRange, ...]:
         found += [RowRange(group, first + at, min(step, rows - at), at) for at in range(0, rows, step)]
         first += rows
     return tuple(found)
+
+
+def _chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Return the begin and the end of the bytes of a column in a row group."""
+    dictionary = chunk.dictionary_page_offset
+    begin = chunk.data_page_offset if dictionary is None else min(dictionary, chunk.data_page_offset)
+    return begin, begin + chunk.total_compressed_size
 
 
 def open_parquet(objects: Objects, path: str, size: int) -> ParquetObject:
@@ -168,6 +180,36 @@ def read_columns(objects: Objects, file: ParquetObject, names: Sequence[str]) ->
         return _parquet(file, pieces).read(list(names), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise ObjectDamaged(f"{file.name!r} has columns that cannot be read: {error}") from error
+
+
+def column_chunks(file: ParquetObject, group: int, names: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the begin and end of the bytes of the columns *names*, nested ones too, in row group *group*.
+
+    What is adjacent is one range.
+    """
+    found: list[tuple[int, int]] = []
+    for number in range(file.metadata.num_columns):
+        if file.metadata.schema.column(number).path.partition(".")[0] in names:
+            begin, end = _chunk_range(file.metadata.row_group(group).column(number))
+            if found and found[-1][1] == begin:
+                begin = found.pop()[0]
+            found.append((begin, end))
+    return found
+
+
+def decode_columns(
+    file: ParquetObject, group: int, names: Sequence[str], pieces: Sequence[tuple[int, bytes]]
+) -> pa.Table:
+    """Return the columns *names* of row group *group*; *pieces* have the bytes that `column_chunks` says, each with its
+    begin.
+
+    Raises:
+      ObjectDamaged: they cannot be decoded.
+    """
+    try:
+        return _parquet(file, pieces).read_row_group(group, columns=list(names), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise ObjectDamaged(f"row group {group} of {file.name!r} cannot be read: {error}") from error
 
 
 def _decode_part(file: ParquetObject, rows: RowRange, begin: int, data: bytes) -> pa.Table:

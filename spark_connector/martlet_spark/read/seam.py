@@ -1,0 +1,163 @@
+"""Which messages of a query come from the cold tier's tables, and which from the brokers.
+
+A query decides that once, when it is planned. For each queue, the messages from the start on that the table has without
+a gap are read from the table, at the version that is the newest then; from the first offset that it lacks on, the
+broker is read. So each offset is read once, whatever is uploaded meanwhile. What retention then removes from the
+broker's log is in the tier, and the broker itself reads it from there.
+
+A table may lag behind the deletion of a topic, which the broker knows at once. So one message of each topic is compared
+with the broker's.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeAlias
+
+from martlet_remoting.wire.packets import MessageQueue
+from martlet_spark.cluster import Bounds, Cluster
+from martlet_spark.errors import OptionError, ReadError
+from martlet_spark.options import Options
+from martlet_spark.read.cold_rows import last_identity
+from martlet_spark.read.cold_topics import ColdTopics
+from martlet_spark.read.history import REQUESTS_MAX, History, TopicSet, Window, read_history
+from martlet_spark.read.identity import identities
+from martlet_spark.read.losses import lose
+from martlet_spark.read.offsets import words
+from martlet_spark.read.planner import Range
+from martlet_spark.read.tier_place import TierPlace, plain_errors
+from martlet_spark.read.topics import Subscribed, query_bounds
+from martlet_spark.read.watching import MessageSizes
+
+__all__ = ["check_whole", "places_of", "plan_batch"]
+
+log = logging.getLogger("martlet.spark")
+
+AllBounds: TypeAlias = Mapping[MessageQueue, Bounds]
+
+
+def plan_batch(cluster: Cluster, options: Options, *, with_sizes: bool) -> list[Range]:
+    """Return what a batch with *options* reads: the rows of tables first, then ranges of brokers' queues.
+
+    *with_sizes* asks the brokers for the size of their messages.
+
+    Raises:
+      OptionError: the options do not fit each other or the queues.
+      ReadError: a broker or a table cannot be read.
+      DataLost: a table lacks messages, and may not.
+    """
+    places = places_of(options)
+    if options["tier"] == "cold":
+        return _plan_cold(places, options)
+    subscribed = Subscribed(cluster, options)
+    bounds = query_bounds(subscribed, options)
+    cold: list[Range] = []
+    left: AllBounds = bounds
+    if places and not options["sql"]:
+        cold, left = _divide(subscribed, places, bounds, _window(options))
+    sizes = MessageSizes(cluster).of(subscribed.routes(), left) if with_sizes else {}
+    hot = [Range(queue, start, end) for queue, (start, end) in left.items() if start < end]
+    return [*cold, *(replace(each, message_bytes=sizes[each.queue.topic]) if with_sizes else each for each in hot)]
+
+
+def places_of(options: Options) -> tuple[TierPlace, ...]:
+    """Return the tables that a query with *options* reads.
+
+    Raises:
+      OptionError: options do not fit each other.
+    """
+    if options["tier"] == "hot":
+        return ()
+    if options["tier"] == "cold" and not options["tierUrl"]:
+        raise OptionError("option tier is cold, and tierUrl is missing; give the tiered.url of the broker")
+    if options["tier"] == "cold" and options["sql"]:
+        raise OptionError("option sql needs brokers, and tier is cold; filter after load(), or leave tier out")
+    names = ("tierEndpoint", "tierRegion", "tierCredentialsFile")
+    return TierPlace.of(options["tierUrl"], *(options[name] for name in names))
+
+
+def _window(options: Options) -> Window:
+    return Window(options["startingTimestamp"], options["endingTimestamp"])
+
+
+def _plan_cold(places: Sequence[TierPlace], options: Options) -> list[Range]:
+    topics = ColdTopics(places, options, _window(options))
+    with plain_errors():
+        bounds = query_bounds(topics, options)
+        ranges = [each for history in topics.histories for each in history.ranges(_of_broker(bounds, history.broker))]
+    check_whole(bounds, ranges, topics.histories, fails=options["failOnDataLoss"])
+    return ranges
+
+
+def check_whole(bounds: AllBounds, ranges: Sequence[Range], histories: Sequence[History], *, fails: bool) -> None:
+    """Fail, or warn, if *ranges* lack messages of *bounds*."""
+    faults = [fault for history in histories for fault in history.faults]
+    ends = {queue: start for queue, (start, _) in bounds.items()}
+    gaps: list[tuple[MessageQueue, int, int]] = []
+    for each in ranges:
+        if each.start > ends[each.queue]:
+            gaps.append((each.queue, ends[each.queue], each.start))
+        ends[each.queue] = each.end
+    gaps += [(queue, ends[queue], end) for queue, (_, end) in bounds.items() if ends[queue] < end]
+    for queue, first, end in gaps:
+        because = f" ({'; '.join(faults[:3])})" if faults else ""
+        lose(f"the cold tier lacks messages {first} to {end - 1} of {words(queue)}{because}", fails=fails)
+
+
+def _divide(
+    subscribed: Subscribed, places: Sequence[TierPlace], bounds: AllBounds, window: Window
+) -> tuple[list[Range], AllBounds]:
+    """Return the rows of tables to read, and what is left to read from the brokers.
+
+    Raises:
+      ReadError: a table cannot be read, or is of a broker that is away.
+    """
+    left = dict(bounds)
+    topics = TopicSet({queue.topic for queue in bounds})
+    cold: list[Range] = []
+    for place in places:
+        with plain_errors():
+            history = read_history(place, topics, window)
+            own = _of_broker(bounds, history.broker)
+            if history.is_pruned and any(
+                history.seam(queue, *each) == each[0] < each[1] for queue, each in own.items()
+            ):
+                # Clocks may have gone back: the time of an offset says nothing for sure about the next ones.
+                history = read_history(place, topics)
+            _check_known(subscribed, history)
+            seams = {queue: history.seam(queue, start, end) for queue, (start, end) in own.items() if start < end}
+            wanted = {queue: (own[queue][0], seam) for queue, seam in seams.items() if seam > own[queue][0]}
+            ranges = _verified(subscribed, history.ranges(wanted))
+        cold += ranges
+        for each in ranges:
+            left[each.queue] = each.end, bounds[each.queue][1]
+    return cold, left
+
+
+def _check_known(subscribed: Subscribed, history: History) -> None:
+    """Fail if the table is of a broker that the name servers do not know: its new messages would be missing."""
+    if history.bounds() and history.broker not in subscribed.cluster.masters():
+        text = f"the table at {history.place.url!r} is of broker {history.broker!r}, which the name servers do not know"
+        raise ReadError(f"{text}; start it, or set the option tier to cold to read the table alone")
+
+
+def _verified(subscribed: Subscribed, ranges: Sequence[Range]) -> list[Range]:
+    """Return *ranges* without those of topics that were created again, of which the table has other messages."""
+    last: dict[tuple[str, str], Range] = {}
+    for each in ranges:
+        name = each.queue.topic, each.queue.broker_name
+        if name not in last or each.end > last[name].end:
+            last[name] = each
+    offsets = {each.queue: each.end - 1 for each in last.values()}
+    there = identities(subscribed.cluster, subscribed.routes(), offsets)
+    with ThreadPoolExecutor(REQUESTS_MAX) as threads:
+        ours = dict(zip(offsets, threads.map(last_identity, last.values()), strict=True))
+    wrong = {(queue.topic, queue.broker_name) for queue in offsets if there.get(queue) != ours[queue]}
+    for topic, broker in sorted(wrong):
+        log.info("topic %r of broker %r is read from the broker: the table has other messages of it", topic, broker)
+    return [each for each in ranges if (each.queue.topic, each.queue.broker_name) not in wrong]
+
+
+def _of_broker(bounds: AllBounds, broker: str) -> dict[MessageQueue, Bounds]:
+    return {queue: each for queue, each in bounds.items() if queue.broker_name == broker}
