@@ -71,7 +71,7 @@ def test_of_two_owners_one_goes_on_in_two_hundred_rounds(local_tier: Tier) -> No
 
 
 def test_of_two_owners_the_older_one_is_fenced_and_no_range_is_committed_twice(atomic_tier: Tier) -> None:
-    assert race(atomic_tier, 5) >= 2 * 5
+    assert race(atomic_tier, 3) >= 2 * 3
 
 
 def race(atomic_tier: Tier, rounds: int) -> int:
@@ -147,11 +147,11 @@ def test_through_faults_every_range_is_committed_once(faulty: Faulty, faulty_tie
     objects, table = faulty_tier.objects(), faulty_tier.table()
     faulty.share = SHARE
     end = 0
-    for generation in range(4):
+    for generation in range(3):
         epoch = table.epoch
         insist(partial(table.take_over, uuid4().hex))
         assert table.epoch > epoch
-        for _ in range(5):
+        for _ in range(3):
             append_with_faults(table, objects, end, end + 5)
             end += 5
         assert table.end == end
@@ -173,7 +173,7 @@ def test_through_faults_every_range_is_committed_once(faulty: Faulty, faulty_tie
 
 def test_through_faults_of_two_owners_one_goes_on(faulty: Faulty, faulty_tier: Tier) -> None:
     barrier = threading.Barrier(2)
-    brokers = [FaultyBroker(faulty_tier, 5, barrier) for _ in range(2)]
+    brokers = [FaultyBroker(faulty_tier, 3, barrier) for _ in range(2)]
     faulty.share = SHARE
     run_together(brokers)
     faulty.share = 0
