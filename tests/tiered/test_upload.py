@@ -10,7 +10,6 @@ from martlet.message import Message
 from martlet.records.layout import PREPARED
 from martlet.testing.stores import ManualClock, message
 from martlet_tiered.upload import uploader as uploading
-from martlet_tiered.upload.uploader import Uploader
 
 from .cold import Tier
 from .uploads import (
@@ -26,6 +25,7 @@ from .uploads import (
     tier_records,
     until,
     upload_all,
+    uploader_of,
 )
 
 
@@ -37,10 +37,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploading, "BACKOFF_MAX_S", 0.02)
 
 
-async def test_a_log_is_uploaded_and_goes_on(tmp_path: Path, tier: Tier) -> None:
+@pytest.mark.parametrize("own_process", [False, True], ids=["thread", "process"])
+async def test_a_log_is_uploaded_and_goes_on(tmp_path: Path, tier: Tier, own_process: bool) -> None:
     async with open_store(tmp_path) as store:
         filled_store(store)
-        async with begin_upload(store, Place(tier)) as held:
+        async with begin_upload(store, Place(tier, own_process=own_process)) as held:
             await held.finish()
             check_tier(tier, store)
             filled_store(store, 30, 60)
@@ -184,7 +185,7 @@ async def test_a_deleted_topic_is_left_out_and_a_new_one_of_its_name_is_not(tmp_
 
 async def test_a_topic_that_is_deleted_after_a_range_is_left_out_of_it(tmp_path: Path, local_tier: Tier) -> None:
     async with open_store(tmp_path) as store:
-        uploader = Uploader(store, local_tier.config(), ManualClock(), Place(local_tier), Followed(), "a", "o")
+        uploader = uploader_of(store, Place(local_tier), local_tier.config(), Followed())
         filled_store(store, 10)
         end = store.durable
         old = {position for position, data in log_records(store) if b"orders" in data}

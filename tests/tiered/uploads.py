@@ -1,5 +1,6 @@
 """Uploaders of real stores for tests, and a reader that finds everything in a tier again."""
 
+import logging
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -13,8 +14,10 @@ import trio
 from martlet.message import Message
 from martlet.records.layout import BLANK_MAGIC, RecordView
 from martlet.store import Store
+from martlet.store.disk.segments import Segments
 from martlet.testing.stores import HOST, ManualClock, message, small_config
 from martlet_columns.rebuild import rebuild
+from martlet_tiered.config import TieredConfig
 from martlet_tiered.delta import TableLog
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.footer import FileFooter, decode_group, footer_of, read_metadata
@@ -22,7 +25,11 @@ from martlet_tiered.format.writing import TABLE_SCHEMA
 from martlet_tiered.objects import Objects
 from martlet_tiered.opening import open_objects
 from martlet_tiered.table import ColdTable
-from martlet_tiered.upload.uploader import Uploader
+from martlet_tiered.upload.messages import LENGTH, Setup, encode_message
+from martlet_tiered.upload.process import UploadWorker, run_worker
+from martlet_tiered.upload.range_work import RangeWork
+from martlet_tiered.upload.uploader import RunWorker, Uploader
+from martlet_tiered.upload.worker import open_place
 
 from .cold import Tier, now_ms
 
@@ -41,6 +48,7 @@ __all__ = [
     "tier_records",
     "until",
     "upload_all",
+    "uploader_of",
 ]
 
 RANGE_BYTES: Final = 3000
@@ -53,20 +61,68 @@ class Killed(BaseException):
 
 
 class Place:
-    """Opens the place of a tier for an uploader, through *wrap* for objects and tables."""
+    """Opens the place of a tier for an uploader, through *wrap* for objects and tables.
 
-    def __init__(self, tier: Tier, broker: str = "a", wrap: Callable[[Any], Any] = lambda found: found) -> None:
+    The work of the upload process is done in a thread, by its own code and with its messages; with *own_process* it is
+    done in a process.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        broker: str = "a",
+        wrap: Callable[[Any], Any] = lambda found: found,
+        *,
+        own_process: bool = False,
+    ) -> None:
         self.tier = tier
         self.broker = broker
         self.wrap = wrap
+        self.own_process = own_process
         self.opened = 0
 
-    def __call__(self) -> tuple[Objects, ColdTable]:
+    def table(self) -> ColdTable:
         self.opened += 1
         tier = self.tier
         objects = open_objects(tier.location(), tier.config(), uuid4().hex, now_ms())
-        table = ColdTable(objects, TableLog(objects, tier.location(), tier.config()), self.broker)
-        return self.wrap(objects), self.wrap(table)
+        found: ColdTable = self.wrap(ColdTable(objects, TableLog(objects, tier.location(), tier.config()), self.broker))
+        return found
+
+    def setup(self, store: Store) -> Setup:
+        options, folder = self.tier.location().options, store.segments.directory
+        return Setup(self.tier.config(), options, folder, self.broker, uuid4().hex, now_ms(), logging.INFO)
+
+    def worker(self, store: Store) -> RunWorker:
+        """Return what runs upload processes for *store*."""
+        if self.own_process:
+            return lambda deadline_s: run_worker(self.setup(store), deadline_s)
+        return lambda _: self._in_thread(store)
+
+    @asynccontextmanager
+    async def _in_thread(self, store: Store) -> AsyncIterator[UploadWorker]:
+        worker = UploadWorker(InThread(self.wrap))
+        await worker.open(self.setup(store))
+        yield worker
+
+
+class InThread:
+    """Sends each request to the code of the upload process, which answers in a thread."""
+
+    def __init__(self, wrap: Callable[[Any], Any]) -> None:
+        self._wrap = wrap
+        self._replies: list[bytes] = []
+        self._work = RangeWork(self._open, lambda reply: self._replies.append(encode_message(reply)))
+
+    def _open(self, setup: Setup) -> tuple[Segments, Objects]:
+        segments, objects = open_place(setup)
+        return segments, self._wrap(objects)
+
+    async def send(self, data: bytes) -> None:
+        await trio.to_thread.run_sync(self._work.answer, data[LENGTH.size :], abandon_on_cancel=True)
+
+    async def receive(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self._replies.pop(0)[LENGTH.size :]
 
 
 class Followed:
@@ -167,9 +223,15 @@ def check_tier(tier: Tier, store: Store, end: int | None = None) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait in real time for *condition*, which threads bring about."""
-    with trio.fail_after(240):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.002)
+
+
+def uploader_of(store: Store, place: Place, config: TieredConfig, followed: Followed) -> Uploader:
+    """Return an uploader of *store*, which does not run yet."""
+    run = place.worker(store)
+    return Uploader(store, config, ManualClock(now_ms()), place.table, run, followed, place.broker, uuid4().hex)
 
 
 class Held:
@@ -178,7 +240,7 @@ class Held:
     def __init__(self, store: Store, place: Place, **settings: Any) -> None:
         config = place.tier.config(**{"range_bytes": RANGE_BYTES, "range_ms": 1, **settings})
         self.followed = Followed()
-        self.uploader = Uploader(store, config, ManualClock(now_ms()), place, self.followed, place.broker, uuid4().hex)
+        self.uploader = uploader_of(store, place, config, self.followed)
         self.followed.released = lambda: self.uploader.released
         self._store = store
 

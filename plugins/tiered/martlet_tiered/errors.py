@@ -19,6 +19,7 @@ __all__ = [
     "StoreUnusable",
     "TableRefused",
     "TierError",
+    "UploadProcessFailed",
     "missing_package",
 ]
 
@@ -75,6 +76,11 @@ class StoreHung(TierError):
 @final
 class StoreUnusable(TierError):
     """The store or its settings have to be changed: the bucket is missing, or there are no conditional writes."""
+
+
+@final
+class UploadProcessFailed(TierError):
+    """The process that uploads cannot be started, has ended, or hangs; it is started again."""
 
 
 @final

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, final
 
@@ -26,6 +27,8 @@ from martlet_tiered.reading.store_reads import StoreReads
 from martlet_tiered.remote import RemoteObjects
 from martlet_tiered.status import TierStatus
 from martlet_tiered.table import ColdTable
+from martlet_tiered.upload.messages import Setup
+from martlet_tiered.upload.process import UploadWorker, run_worker
 from martlet_tiered.upload.uploader import Uploader
 
 __all__ = ["ObjectTier"]
@@ -57,7 +60,9 @@ class ObjectTier(ReadsOfTier):
         self._reads = StoreReads(self._objects, threads, config.cache_bytes)
         self.reader = TierReader(self.name, self.index, self._reads, self._refresh)
         owner = broker.ids.unique()
-        self.uploader: Final = Uploader(store, config, broker.clock, self._open_place, self.index, name, owner)
+        self.uploader: Final = Uploader(
+            *(store, config, broker.clock, self._open_table, self._run_worker, self.index, name, owner)
+        )
 
     # ---- what the tier has
 
@@ -87,10 +92,16 @@ class ObjectTier(ReadsOfTier):
         table.open(TABLE_SCHEMA)
         return table.files()
 
-    def _open_place(self) -> tuple[Objects, ColdTable]:
+    def _open_table(self) -> ColdTable:
         config, location, broker = self._config, self._location, self._broker
         objects = open_objects(location, config, broker.ids.unique(), broker.clock.now_ms())
-        return objects, ColdTable(objects, TableLog(objects, location, config), broker.config.name)
+        return ColdTable(objects, TableLog(objects, location, config), broker.config.name)
+
+    def _run_worker(self, deadline_s: float) -> AbstractAsyncContextManager[UploadWorker]:
+        config, options, broker = self._config, self._location.options, self._broker
+        unique, now_ms = broker.ids.unique(), broker.clock.now_ms()
+        folder, level = broker.store.segments.directory, logger.getEffectiveLevel()
+        return run_worker(Setup(config, options, folder, broker.config.name, unique, now_ms, level), deadline_s)
 
     def statistics(self) -> dict[str, object]:
         """Return the counters of uploads and reads."""

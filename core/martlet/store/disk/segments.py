@@ -86,6 +86,11 @@ class Segments:
         for path in self.strays:
             logger.warning("%s is no segment of the log; ignoring it", path)
 
+    def show(self, bounds: list[tuple[int, int]]) -> None:
+        """Have the segments with these positions, first and end, which are those of another process; to read only."""
+        self.items = [Segment(self.path_of(start), start, end) for start, end in bounds]
+        self._starts = [start for start, _ in bounds]
+
     def _sizes(self) -> dict[int, int]:
         """Return the size of each file that may be a segment, by the position in its name."""
         sizes: dict[int, int] = {}

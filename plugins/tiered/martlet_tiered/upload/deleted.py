@@ -1,12 +1,13 @@
 """Which records of a range are still messages: not those of deleted topics, and not those that have expired."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Final, final
 
 import trio
 
 from martlet.store import Store
-from martlet_tiered.upload.entries import INTERNAL, QueueRun
+from martlet_tiered.upload.messages import QueueRun
 
 __all__ = ["LiveQueues"]
 
@@ -27,13 +28,13 @@ class LiveQueues:
     def _note(self, topic: str) -> None:
         self._deleted[topic] = self._store.deletions.end
 
-    async def first_offsets(self, runs: Sequence[QueueRun], end: int) -> list[int]:
+    async def first_offsets(self, runs: Sequence[QueueRun], end: int) -> "array[int]":
         """Return the first offset of each of *runs* that is still a message; they are before log position *end*.
 
         Internal records have no queue and are all kept. A topic that was deleted after *end* has no messages, also if
         it exists again.
         """
-        firsts: list[int] = []
+        firsts = array("q")
         for number, run in enumerate(runs):
             if number % RUNS_AT_ONCE == RUNS_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
@@ -41,7 +42,7 @@ class LiveQueues:
         return firsts
 
     def _first(self, run: QueueRun, end: int) -> int:
-        if run.kind == INTERNAL:
+        if run.kind == "internal":
             return -NOWHERE
         queue = self._store.queues.find(run.topic, run.queue)
         if queue is None or self._deleted.get(run.topic, 0) > end:

@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Final, final
 
 import numpy as np
-from msgspec import Struct
 
 from martlet.errors import CorruptRecord
 from martlet.records.codec import decode_record
@@ -19,8 +18,9 @@ from martlet_columns.records import Integers, Records
 from martlet_tiered.format.fields import store_times, topics_of
 from martlet_tiered.names import Kind
 from martlet_tiered.upload.log_blocks import LogBlock, read_block
+from martlet_tiered.upload.messages import QueueRun
 
-__all__ = ["INTERNAL", "KINDS", "Entries", "FoundEntries", "QueueRun", "date_of", "find_entries", "sort_entries"]
+__all__ = ["INTERNAL", "KINDS", "Entries", "FoundEntries", "date_of", "find_entries", "sort_entries"]
 
 ENTRY: Final = np.dtype(
     [("topic", "i4"), ("queue", "i4"), ("offset", "i8"), ("at", "u4"), ("size", "i4"), ("day", "i4"), ("kind", "i1")]
@@ -46,16 +46,6 @@ def _kind_of(topic: str) -> int:
         return INTERNAL
     prefixes = {"%RETRY%": "retry", "%DLQ%": "dlq"}
     return KINDS.index(next((kind for prefix, kind in prefixes.items() if topic.startswith(prefix)), "topic"))
-
-
-class QueueRun(Struct, frozen=True):
-    """Neighbouring entries of one queue, and of one file: those from `begin` on, before `end`."""
-
-    topic: str
-    queue: int
-    kind: int
-    begin: int
-    end: int
 
 
 @final
@@ -248,7 +238,7 @@ def sort_entries(found: FoundEntries) -> Steps[Entries]:
     bounds = [0, *(np.flatnonzero(changed) + 1).tolist(), len(rows)] if len(rows) else [0]
     firsts = rows[bounds[:-1]]
     runs = [
-        QueueRun(found.topics[topic], queue, kind, begin, end)
+        QueueRun(found.topics[topic], queue, KINDS[kind], begin, end)
         for topic, queue, kind, begin, end in zip(
             *(firsts[name].tolist() for name in ("topic", "queue", "kind")), bounds, bounds[1:], strict=False
         )

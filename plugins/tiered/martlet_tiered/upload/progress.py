@@ -6,7 +6,7 @@ from typing import Final, final
 import trio
 from msgspec import Struct
 
-from martlet_tiered.upload.entries import FoundEntries
+from martlet_tiered.upload.messages import FoundRange
 
 __all__ = ["Trouble", "UploadProgress", "size_text"]
 
@@ -26,11 +26,11 @@ class UploadProgress(Struct):
     damaged: int = 0
     failures: int = 0
 
-    def add(self, found: FoundEntries, records: int, file_bytes: int) -> None:
-        """Count a range of which *records* are in files."""
+    def add(self, begin: int, found: FoundRange, records: int, file_bytes: int) -> None:
+        """Count a range from log position *begin* on of which *records* are in files."""
         self.ranges += 1
         self.records += records
-        self.log_bytes += found.end - found.begin
+        self.log_bytes += found.end - begin
         self.file_bytes += file_bytes
         self.damaged += found.damaged
 

@@ -7,14 +7,17 @@ A range is uploaded in steps, any of which may be the last one that a broker liv
 stored and read back, then one commit adds them to the table, then the index of readers learns of them, and then
 retention may remove the records. So records are in the log until consumers can read them elsewhere. A start continues
 at the end of the table.
+
+Another process does what costs time (`process`): it reads the log, and stores the files. It runs while there are ranges
+to upload. The broker decides which range that is and which messages are left out, and it alone commits.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Final, Protocol, final
+from typing import Final, Protocol, TypeAlias, final
 
-import pyarrow as pa
 import trio
 
 from martlet.errors import MartletError
@@ -26,15 +29,13 @@ from martlet_tiered.config import TieredConfig
 from martlet_tiered.errors import Fenced, FileTooLarge, LogUnreadable
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.footer import FileFooter
-from martlet_tiered.names import DataName
 from martlet_tiered.upload.deleted import LiveQueues
-from martlet_tiered.upload.encoding import encode_file
-from martlet_tiered.upload.entries import Entries, FoundEntries, find_entries, sort_entries
-from martlet_tiered.upload.pacing import PATIENT, URGENT, UploadThread
+from martlet_tiered.upload.messages import FindRange, FoundRange, StoreRange
+from martlet_tiered.upload.process import UploadWorker
 from martlet_tiered.upload.progress import Trouble, UploadProgress
-from martlet_tiered.upload.session import OpenPlace, UploadSession, open_session
+from martlet_tiered.upload.session import OpenTable, UploadSession, open_session
 
-__all__ = ["CommitFollower", "Uploader"]
+__all__ = ["CommitFollower", "RunWorker", "Uploader"]
 
 logger = logging.getLogger("martlet.tiered")
 
@@ -48,12 +49,17 @@ RECORDS_MAX: Final = 500_000
 FILE_BYTES: Final = 24 << 20
 FILE_BYTES_MAX: Final = 48 << 20
 RANGE_BYTES_MIN: Final = 1 << 20
-# The uploader hurries if it is this many ranges behind, or if retention waits.
-RANGES_BEHIND: Final = 4
+# A process that has nothing to upload for this long is ended: it has 100 MiB of memory, and a start takes 0.5 s.
+IDLE_S: Final = 30.0
+# Files of the log that a range is read from.
+SEGMENTS_MAX: Final = 1000
 TIDY_RANGES: Final = 8
 COLLECT_S: Final = 6 * 3600.0
 # Beside the time for the requests of an upload with their retries.
 DEADLINE_SPARE_S: Final = 60.0
+
+# Runs an upload process that may be silent for that many seconds; it is open.
+RunWorker: TypeAlias = Callable[[float], AbstractAsyncContextManager[UploadWorker]]
 
 
 class CommitFollower(Protocol):
@@ -73,7 +79,8 @@ class Uploader:
     """Uploads the log of *store*, and keeps from retention what it has not uploaded.
 
     Args:
-      open_place: opens the store of objects and the table; called in a thread for each session.
+      open_table: opens the table; called in a thread for each session.
+      run_worker: runs an upload process.
       follower: learns of each commit.
       broker: the name of the broker.
       owner: different for each process of any broker.
@@ -84,7 +91,8 @@ class Uploader:
         store: Store,
         config: TieredConfig,
         clock: Clock,
-        open_place: OpenPlace,
+        open_table: OpenTable,
+        run_worker: RunWorker,
         follower: CommitFollower,
         broker: str,
         owner: str,
@@ -94,16 +102,17 @@ class Uploader:
         self._store = store
         self._config = config
         self._clock = clock
-        self._open_place = open_place
+        self._open_table = open_table
+        self._run_worker = run_worker
         self._follower = follower
         self._broker = broker
         self._owner = owner
-        self._pace = UploadThread()
-        deadline_s = (config.upload_timeout_ms + config.retry_ms) / 1000 + DEADLINE_SPARE_S
-        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=deadline_s)
+        self._deadline_s = (config.upload_timeout_ms + config.retry_ms) / 1000 + DEADLINE_SPARE_S
+        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=self._deadline_s)
         self._live = LiveQueues(store)
         self._wakeup = Wakeup()
         self._wanted = 0  # retention waits for records before this log position
+        self._pending_since: float | None = None  # on trio's clock; None: nothing was to be uploaded
         self._bytes_max = min(config.range_bytes, FILE_BYTES)
         self._sessions = self._epoch = 0
         self._trouble = Trouble("the store of objects was not opened yet")
@@ -159,7 +168,7 @@ class Uploader:
     async def _upload_in_session(self) -> None:
         self._sessions += 1
         owner = f"{self._owner}/{self._sessions}"
-        session = await self._threads.run(partial(open_session, self._open_place, owner, self._epoch))
+        session = await self._threads.run(partial(open_session, self._open_table, owner, self._epoch))
         self._epoch = session.epoch
         begin = self._begin_of(session)
         await self._follower.sync(await self._threads.run(session.files))
@@ -168,9 +177,19 @@ class Uploader:
         logger.info("the cold tier uploads the log from position %d on; %.1f MiB wait", begin, self.behind / (1 << 20))
         while True:
             await self._wait_for_range()
-            await self._upload_range(session)
+            async with self._run_worker(self._deadline_s) as worker:
+                await self._upload_ranges(session, worker)
+
+    async def _upload_ranges(self, session: UploadSession, worker: UploadWorker) -> None:
+        """Upload a range, and more until there is none for a while."""
+        while True:
+            await self._upload_range(session, worker)
             self._trouble.text = ""
             await self._tidy(session)
+            with trio.move_on_after(IDLE_S) as idle:
+                await self._wait_for_range()
+            if idle.cancelled_caught:
+                return
 
     def _begin_of(self, session: UploadSession) -> int:
         """Return where the uploads continue.
@@ -192,29 +211,30 @@ class Uploader:
 
     async def _wait_for_range(self) -> None:
         """Return once a range is to be uploaded: it is large enough, old enough, or retention waits for it."""
-        since, released = None, self.released
+        released = self.released
         while True:
             pending = self.limit - released
             if pending > 0:
-                since = trio.current_time() if since is None else since
-                is_old = trio.current_time() - since >= self._config.range_ms / 1000
+                now = trio.current_time()
+                since = self._pending_since = now if self._pending_since is None else self._pending_since
+                is_old = now - since >= self._config.range_ms / 1000
                 if pending >= self._bytes_max or is_old or self._wanted > released:
                     return
             with trio.move_on_after(POLL_S):
                 await self._wakeup.wait()
 
-    async def _upload_range(self, session: UploadSession) -> None:
+    async def _upload_range(self, session: UploadSession, worker: UploadWorker) -> None:
         begin, limit = self.released, self.limit
-        is_urgent = self._wanted > begin or limit - begin > RANGES_BEHIND * self._config.range_bytes
-        self._pace.factor = URGENT if is_urgent else PATIENT
-        segments = self._store.segments
-        found = await self._pace.run(find_entries(segments, begin, limit, self._bytes_max, RECORDS_MAX))
+        segments = [(each.start, each.end) for each in self._store.segments.items if each.end > begin][:SEGMENTS_MAX]
+        limit = min(limit, segments[-1][1]) if segments else limit
+        found, runs = await worker.find(FindRange(segments, begin, limit, self._bytes_max, RECORDS_MAX))
         if found.end <= begin:
             raise LogUnreadable(f"the log cannot be read from position {begin} on; it is damaged there")
-        entries = await self._pace.run(sort_entries(found))
-        entries = entries.keep(await self._live.first_offsets(entries.runs, found.end))
+        firsts = await self._live.first_offsets(runs, found.end)
+        bytes_max = None if found.end - begin <= RANGE_BYTES_MIN else FILE_BYTES_MAX
+        wanted = StoreRange(session.epoch, self._clock.now_ms(), firsts.tobytes(), bytes_max)
         try:
-            files, footers = await self._store_files(session, entries)
+            stored, files, footers = await worker.store(wanted)
         except FileTooLarge:
             self._bytes_max = (found.end - begin) // 2
             return
@@ -225,29 +245,11 @@ class Uploader:
             logger.warning("another program has changed the table of the cold tier in %d commits", foreign)
             await self._follower.sync(await self._threads.run(session.files))
         self.released = found.end
-        self._note_range(found, entries, files)
+        self._pending_since = None
+        self._note_range(begin, found, stored.records, files)
 
-    async def _store_files(self, session: UploadSession, entries: Entries) -> tuple[list[DataFile], list[FileFooter]]:
-        files: list[DataFile] = []
-        footers: list[FileFooter] = []
-        for date, kind, first, end in entries.files():
-            name = DataName(date, kind, session.epoch, entries.begin, entries.end)
-            is_least = entries.end - entries.begin <= RANGE_BYTES_MIN or end - first == 1
-            rows, ranks = entries.rows[first:end], entries.ranks[first:end]
-            bytes_max = None if is_least else FILE_BYTES_MAX
-            steps = encode_file(self._store.segments, name, self._broker, rows, ranks, self._clock.now_ms(), bytes_max)
-            encoded = await self._pace.run(steps)
-            await self._threads.run(partial(session.store, encoded))
-            file, footer, keys_bytes = encoded.file, encoded.footer, len(encoded.keys)
-            del encoded, steps  # the bytes of the file
-            pa.default_memory_pool().release_unused()
-            await self._threads.run(partial(session.check, file, footer, keys_bytes))
-            files.append(file)
-            footers.append(footer)
-        return files, footers
-
-    def _note_range(self, found: FoundEntries, entries: Entries, files: Sequence[DataFile]) -> None:
-        self.progress.add(found, len(entries.rows), sum(file.bytes for file in files))
+    def _note_range(self, begin: int, found: FoundRange, records: int, files: Sequence[DataFile]) -> None:
+        self.progress.add(begin, found, records, sum(file.bytes for file in files))
         self._live.forget_before(found.end)
         if found.damaged:
             logger.error(
@@ -262,7 +264,7 @@ class Uploader:
                 found.end,
             )
         largest = max((file.bytes for file in files), default=0)
-        log_bytes = found.end - found.begin
+        log_bytes = found.end - begin
         # Not more than twice the range: the next messages may compress less.
         fitting = min(log_bytes * FILE_BYTES // max(largest, 1), 2 * max(log_bytes, FILE_BYTES))
         self._bytes_max = min(self._config.range_bytes, max(fitting, RANGE_BYTES_MIN))
