@@ -65,6 +65,7 @@ EFFECTS = {
             "martlet_remoting/commands/send.py": "reads the files that it sends",
             "martlet_tiered/credentials.py": "reads the credentials of a store of objects",
             "martlet_tiered/local.py": "keeps objects in a directory",
+            "martlet_tiered/upload/worker.py": "tells the kernel to end it before its broker if memory is exhausted",
             "martlet_tiered/reading/sqlite_file.py": "keeps an index, which SQLite reads and writes",
         },
     ),

@@ -7,7 +7,7 @@ from typing import TypeVar, final
 import pyarrow as pa
 from msgspec import structs
 
-from martlet.runtime.steps import Steps
+from martlet.runtime.steps import Steps, finish_now
 from martlet.store.disk.segments import Segments
 from martlet_tiered.errors import LogUnreadable
 from martlet_tiered.names import DataName
@@ -113,12 +113,7 @@ class RangeWork:
         Raises:
           LogUnreadable: a file of the log is gone.
         """
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                result: T = done.value
-                return result
-            except FileNotFoundError as error:
-                raise LogUnreadable(f"{error.filename!r} of the log is gone; retention has removed it") from error
-            self._send(Beat())
+        try:
+            return finish_now(steps, lambda: self._send(Beat()))
+        except FileNotFoundError as error:
+            raise LogUnreadable(f"{error.filename!r} of the log is gone; retention has removed it") from error
