@@ -22,7 +22,7 @@ from martlet_tiered.errors import Fenced, LogUnreadable, RangeRefused, TierError
 from martlet_tiered.upload import messages, process
 from martlet_tiered.upload import uploader as uploading
 from martlet_tiered.upload.messages import (
-    Beat,
+    AtWork,
     Failed,
     FindRange,
     LogLine,
@@ -42,7 +42,7 @@ from .stores import ENVIRON, Faulty
 from .test_plugin import SETTINGS
 from .uploads import Place, begin_upload, check_tier, filled_store, open_store, until, upload_all
 
-# Replies to the requests for one range: opened, runs, found, spans, file, stored; and two of the next one.
+# ReplyPipe to the requests for one range: opened, runs, found, spans, file, stored; and two of the next one.
 STAGES: Final = 8
 
 
@@ -75,7 +75,7 @@ def at_reply(number: int, call: Callable[[], object], monkeypatch: pytest.Monkey
 
     def decode_one(data: bytes) -> Reply:
         reply = decode(data)
-        if not isinstance(reply, Beat | LogLine):
+        if not isinstance(reply, AtWork | LogLine):
             left[0] -= 1
             if left[0] == 0:
                 call()
@@ -290,7 +290,7 @@ def test_a_defect_has_its_traceback() -> None:
 
 async def test_lines_of_the_log_are_the_brokers(caplog: pytest.LogCaptureFixture) -> None:
     line = LogLine("martlet.tiered", logging.WARNING, "100 % of it")
-    await UploadWorker(Told(Beat(), line, Opened())).open(Setup(None, {}, "", "", "", 0, 0))  # type: ignore[arg-type]
+    await UploadWorker(Told(AtWork(), line, Opened())).open(Setup(None, {}, "", "", "", 0, 0))  # type: ignore[arg-type]
     assert caplog.record_tuples == [("martlet.tiered", logging.WARNING, "100 % of it")]
 
 

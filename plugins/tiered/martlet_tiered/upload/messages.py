@@ -21,7 +21,7 @@ __all__ = [
     "FRAME_BYTES_MAX",
     "LENGTH",
     "PART_COUNT",
-    "Beat",
+    "AtWork",
     "Failed",
     "FindRange",
     "FoundRange",
@@ -137,7 +137,7 @@ class StoredRange(Struct, tag=True, frozen=True):
     records: int
 
 
-class Beat(Struct, tag=True, frozen=True):
+class AtWork(Struct, tag=True, frozen=True):
     """The process is at work."""
 
 
@@ -163,7 +163,7 @@ class Failed(Struct, tag=True, frozen=True):
 
 
 Request: TypeAlias = Setup | FindRange | StoreRange
-Reply: TypeAlias = Opened | RunsPart | FoundRange | SpansPart | StoredFile | StoredRange | Beat | LogLine | Failed
+Reply: TypeAlias = Opened | RunsPart | FoundRange | SpansPart | StoredFile | StoredRange | AtWork | LogLine | Failed
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _REQUESTS: Final = msgspec.msgpack.Decoder(Request)

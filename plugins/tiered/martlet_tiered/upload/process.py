@@ -21,7 +21,7 @@ from martlet_tiered.format.footer import FileFooter, Span
 from martlet_tiered.upload.messages import (
     FRAME_BYTES_MAX,
     LENGTH,
-    Beat,
+    AtWork,
     Failed,
     FindRange,
     FoundRange,
@@ -41,7 +41,7 @@ from martlet_tiered.upload.messages import (
 )
 from martlet_tiered.upload.passing_errors import raised_by
 
-__all__ = ["Transport", "UploadWorker", "run_worker"]
+__all__ = ["UploadTransport", "UploadWorker", "run_worker"]
 
 Answer = TypeVar("Answer", Opened, FoundRange, StoredRange)
 
@@ -52,7 +52,7 @@ CHUNK_BYTES: Final = 64 << 10
 KILL_S: Final = 2.0
 
 
-class Transport(Protocol):
+class UploadTransport(Protocol):
     """Takes requests and gives replies, both as bytes."""
 
     async def send(self, data: bytes) -> None:
@@ -68,7 +68,7 @@ class Transport(Protocol):
 class UploadWorker:
     """Does the work of ranges elsewhere, one range at a time."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: UploadTransport) -> None:
         self._transport = transport
 
     async def open(self, setup: Setup) -> None:
@@ -125,7 +125,7 @@ class UploadWorker:
                 raise raised_by(reply)
             if isinstance(reply, LogLine):
                 logging.getLogger(reply.name).log(reply.level, "%s", reply.text)
-            elif not isinstance(reply, Beat):
+            elif not isinstance(reply, AtWork):
                 take(reply)
 
 

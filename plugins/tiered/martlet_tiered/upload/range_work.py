@@ -16,7 +16,7 @@ from martlet_tiered.upload.encoding import encode_file
 from martlet_tiered.upload.entries import Entries, find_entries, sort_entries
 from martlet_tiered.upload.messages import (
     PART_COUNT,
-    Beat,
+    AtWork,
     FindRange,
     FoundRange,
     Opened,
@@ -98,7 +98,7 @@ class RangeWork:
         bytes_max = None if end - first == 1 else wanted.bytes_max
         encoded = self._finish(encode_file(segments, name, self._broker, rows, ranks, wanted.now_ms, bytes_max))
         store_file(objects, encoded)
-        self._send(Beat())
+        self._send(AtWork())
         file, footer, keys_bytes = encoded.file, encoded.footer, len(encoded.keys)
         del encoded  # the bytes of the file
         pa.default_memory_pool().release_unused()
@@ -114,6 +114,6 @@ class RangeWork:
           LogUnreadable: a file of the log is gone.
         """
         try:
-            return finish_now(steps, lambda: self._send(Beat()))
+            return finish_now(steps, lambda: self._send(AtWork()))
         except FileNotFoundError as error:
             raise LogUnreadable(f"{error.filename!r} of the log is gone; retention has removed it") from error

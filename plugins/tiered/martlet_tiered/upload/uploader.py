@@ -107,8 +107,7 @@ class Uploader:
         self._follower = follower
         self._broker = broker
         self._owner = owner
-        self._deadline_s = (config.upload_timeout_ms + config.retry_ms) / 1000 + DEADLINE_SPARE_S
-        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=self._deadline_s)
+        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=_deadline_s(config))
         self._live = LiveQueues(store)
         self._wakeup = Wakeup()
         self._wanted = 0  # retention waits for records before this log position
@@ -177,7 +176,7 @@ class Uploader:
         logger.info("the cold tier uploads the log from position %d on; %.1f MiB wait", begin, self.behind / (1 << 20))
         while True:
             await self._wait_for_range()
-            async with self._run_worker(self._deadline_s) as worker:
+            async with self._run_worker(_deadline_s(self._config)) as worker:
                 await self._upload_ranges(session, worker)
 
     async def _upload_ranges(self, session: UploadSession, worker: UploadWorker) -> None:
@@ -279,3 +278,8 @@ class Uploader:
             failure = await self._threads.run(partial(session.tidy, self._clock.now_ms(), collects=collects))
             if failure:
                 logger.warning("the table of the cold tier was not tidied: %s", failure)
+
+
+def _deadline_s(config: TieredConfig) -> float:
+    """Return the time for a call of the store with its retries, in seconds."""
+    return (config.upload_timeout_ms + config.retry_ms) / 1000 + DEADLINE_SPARE_S

@@ -22,7 +22,7 @@ from martlet_tiered.credentials import Credentials
 from martlet_tiered.location import TierLocation
 from martlet_tiered.objects import Objects
 from martlet_tiered.opening import open_objects
-from martlet_tiered.upload.messages import LENGTH, Beat, LogLine, Reply, Setup, encode_message
+from martlet_tiered.upload.messages import LENGTH, AtWork, LogLine, Reply, Setup, encode_message
 from martlet_tiered.upload.range_work import RangeWork
 
 __all__ = ["main", "open_place"]
@@ -38,7 +38,7 @@ def main() -> None:
     """Answer requests until the input ends."""
     _lower_priority()
     sys.meta_path.insert(0, _WithoutPandas())
-    replies = Replies(_take_output())
+    replies = ReplyPipe(_take_output())
     logging.getLogger().addHandler(_Forward(replies))
     logging.getLogger().setLevel(logging.WARNING)
     work = RangeWork(open_place, replies.send)
@@ -99,7 +99,7 @@ class _WithoutPandas:
 
 
 @final
-class Replies:
+class ReplyPipe:
     """Writes replies to the descriptor *fd*; several threads may use it."""
 
     def __init__(self, fd: int) -> None:
@@ -109,7 +109,7 @@ class Replies:
 
     def send(self, reply: Reply) -> None:
         """Write *reply*; most of the beats are left out."""
-        if isinstance(reply, Beat):
+        if isinstance(reply, AtWork):
             now = time.monotonic()
             if now < self._beat_at:
                 return
@@ -124,7 +124,7 @@ class Replies:
 class _Forward(logging.Handler):
     """Sends log lines to the broker."""
 
-    def __init__(self, replies: Replies) -> None:
+    def __init__(self, replies: ReplyPipe) -> None:
         super().__init__()
         self._replies = replies
 
