@@ -185,7 +185,7 @@ async def test_a_deleted_topic_is_left_out_and_a_new_one_of_its_name_is_not(tmp_
 
 async def test_a_topic_that_is_deleted_after_a_range_is_left_out_of_it(tmp_path: Path, local_tier: Tier) -> None:
     async with open_store(tmp_path) as store:
-        uploader = uploader_of(store, Place(local_tier), local_tier.config(), Followed())
+        uploader, _ = uploader_of(store, Place(local_tier), local_tier.config(), Followed())
         filled_store(store, 10)
         end = store.durable
         old = {position for position, data in log_records(store) if b"orders" in data}

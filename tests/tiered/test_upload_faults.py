@@ -35,7 +35,7 @@ from .uploads import (
 
 DAY_MS: Final = 86_400_000
 CALLS: Final = frozenset(
-    ("create", "size", "read_range", "open", "take_over", "append", "files", "checkpoint", "collect")
+    ("create", "size", "read", "read_range", "open", "take_over", "append", "rewrite", "files", "checkpoint", "collect")
 )
 
 

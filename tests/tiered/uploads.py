@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import trio
@@ -24,11 +24,12 @@ from martlet_tiered.format.footer import FileFooter, decode_group, footer_of, re
 from martlet_tiered.format.writing import TABLE_SCHEMA
 from martlet_tiered.objects import Objects
 from martlet_tiered.opening import open_objects
+from martlet_tiered.rewrite.upkeep import Facts, Upkeep
 from martlet_tiered.table import ColdTable
 from martlet_tiered.upload.messages import LENGTH, Setup, encode_message
 from martlet_tiered.upload.process import UploadWorker, run_worker
 from martlet_tiered.upload.range_work import RangeWork
-from martlet_tiered.upload.uploader import RunWorker, Uploader
+from martlet_tiered.upload.uploader import CommitFollower, RunWorker, Uploader
 from martlet_tiered.upload.worker import open_place
 
 from .cold import Tier, now_ms
@@ -80,6 +81,10 @@ class Place:
         self.wrap = wrap
         self.own_process = own_process
         self.opened = 0
+
+    def objects(self) -> Objects:
+        found: Objects = self.wrap(self.tier.objects())
+        return found
 
     def table(self) -> ColdTable:
         self.opened += 1
@@ -140,6 +145,16 @@ class Followed:
         assert all(footer.begin >= self.released() for footer in footers)
         self.files.update((file.path, file) for file in files)
         self.footers += footers
+
+    async def files_of_deleted(self) -> tuple[Sequence[str], dict[str, int]]:
+        return [], {}
+
+    async def replaced(
+        self, removed: Sequence[DataFile], added: Sequence[DataFile], footers: Sequence[FileFooter]
+    ) -> None:
+        for file in removed:
+            del self.files[file.path]
+        self.files.update((file.path, file) for file in added)
 
 
 @asynccontextmanager
@@ -228,10 +243,15 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.002)
 
 
-def uploader_of(store: Store, place: Place, config: TieredConfig, followed: Followed) -> Uploader:
-    """Return an uploader of *store*, which does not run yet."""
-    run = place.worker(store)
-    return Uploader(store, config, ManualClock(now_ms()), place.table, run, followed, place.broker, uuid4().hex)
+class Knows(CommitFollower, Facts, Protocol):
+    """Learns what is in the table, and tells what is to be rewritten."""
+
+
+def uploader_of(store: Store, place: Place, config: TieredConfig, followed: Knows) -> tuple[Uploader, Upkeep]:
+    """Return an uploader of *store*, which does not run yet, and its upkeep."""
+    run, clock = place.worker(store), ManualClock(now_ms())
+    upkeep = Upkeep(followed, place.objects, config, clock, place.broker)
+    return Uploader(store, config, clock, place.table, run, followed, upkeep, place.broker, uuid4().hex), upkeep
 
 
 class Held:
@@ -240,7 +260,7 @@ class Held:
     def __init__(self, store: Store, place: Place, **settings: Any) -> None:
         config = place.tier.config(**{"range_bytes": RANGE_BYTES, "range_ms": 1, **settings})
         self.followed = Followed()
-        self.uploader = uploader_of(store, place, config, self.followed)
+        self.uploader, self.upkeep = uploader_of(store, place, config, self.followed)
         self.followed.released = lambda: self.uploader.released
         self._store = store
 

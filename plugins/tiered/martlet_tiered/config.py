@@ -108,3 +108,11 @@ class TieredConfig(Settings):
         low=100,
         high=86_400_000,
     )
+    deleted_hours: int = setting(
+        48,
+        "time within which the messages of a deleted topic are gone from the store: files that have any are written "
+        "again without them; other programs may read an older version of the table for half of it",
+        unit="hours",
+        low=8,
+        high=8_760,
+    )

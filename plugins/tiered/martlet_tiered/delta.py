@@ -225,16 +225,15 @@ class TableLog:
             for row in rows
         ]
 
-    def removed(self, *, expired: bool) -> list[str]:
-        """Return the paths of files that were removed from the table and exist; with *expired*, those of old commits.
+    def removed(self, hours: int) -> list[str]:
+        """Return the paths of files that were removed from the table at least *hours* ago, and may exist.
 
-        Readers of older versions may still need them, for as long as the table's properties say.
+        Readers of older versions may still need them.
         """
-        hours = None if expired else 0
         return [
             unquote(path)
             for path in self._ask(
-                lambda: self.table.vacuum(hours, dry_run=True, enforce_retention_duration=expired, full=False)
+                lambda: self.table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=False)
             )
         ]
 

@@ -42,6 +42,9 @@ COMMIT_TRIES: Final = 20
 FOREIGN_MAX: Final = 100
 # An upload of an object and its commit are over long before.
 LEFTOVER_AGE_MS: Final = 24 * 3_600_000
+# Programs that began to read an older version of the table need files that were removed since.
+REMOVED_HOURS: Final = 7 * 24
+NEVER_MS: Final = 1 << 62
 
 
 @final
@@ -182,6 +185,11 @@ class ColdTable:
         actions += [_add(file, changes_data) for file in added]
         self._commit(actions, {REWRITE: number}, check)
 
+    @property
+    def rewrites(self) -> int:
+        """How many times files were replaced or removed."""
+        return self._log.number(REWRITE) or 0
+
     def files(self) -> list[DataFile]:
         """Return the files of the table at `version`, in no order."""
         return self._log.files()
@@ -190,39 +198,43 @@ class ColdTable:
         """Write a checkpoint if one is due; whether it did. Call it after commits; a failure changes no commit."""
         return self._log.checkpoint()
 
-    def garbage(self, now_ms: int) -> list[str]:
+    def garbage(self, now_ms: int, removed_hours: int = REMOVED_HOURS) -> list[str]:
         """Return the names of objects that nobody needs any more.
 
-        These are files that were removed from the table a week ago, and leftovers: files of this epoch or an older one
-        that no commit names, a day after they were written. A file of a newer epoch may be about to be committed. An
-        object with keys goes with its file.
+        These are files that were removed from the table *removed_hours* ago, and leftovers: files of this epoch or an
+        older one that no commit names, a day after they were written; with 0 hours, those of older epochs at once. A
+        file of a newer epoch may be about to be committed. An object with keys goes with its file.
         """
         listed = self._objects.list_folder(DATA_FOLDER)
         listed_keys = self._objects.list_folder(INDEX_FOLDER)
         self.refresh()
         known = {file.path for file in self._log.files()}
-        known.update(self._log.removed(expired=False))
-        expired = set(self._log.removed(expired=True))
-        found = [f"{DATA_FOLDER}/{path}" for path in expired]
+        known.update(self._log.removed(0))
+        expired = set(self._log.removed(removed_hours))
+        old_ms = now_ms - LEFTOVER_AGE_MS
+        older_ms = old_ms if removed_hours else NEVER_MS
+        found = [each.name for each in listed if each.name.removeprefix(DATA_FOLDER + "/") in expired]
         for each in listed:
             path = each.name.removeprefix(DATA_FOLDER + "/")
-            if parse_data(path) is not None and self._is_leftover(path, known, each.modified_ms, now_ms):
+            if parse_data(path) is not None and self._is_leftover(path, known, each.modified_ms, old_ms, older_ms):
                 found.append(each.name)
         for each in listed_keys:
             path = file_of_keys(each.name)
-            if path in expired or self._is_leftover(path, known, each.modified_ms, now_ms):
+            if path in expired or self._is_leftover(path, known, each.modified_ms, old_ms, older_ms):
                 found.append(each.name)
         return sorted(set(found))
 
-    def _is_leftover(self, path: str, known: set[str], modified_ms: int, now_ms: int) -> bool:
+    def _is_leftover(self, path: str, known: set[str], modified_ms: int, old_ms: int, older_ms: int) -> bool:
+        """Return whether *path* is a leftover; one of an older epoch was modified before *older_ms*."""
         name = parse_data(path)
-        is_newer = name is not None and name.epoch > self._epoch
-        return not is_newer and path not in known and modified_ms < now_ms - LEFTOVER_AGE_MS
+        epoch = name.epoch if name is not None else self._epoch
+        before_ms = older_ms if epoch < self._epoch else old_ms
+        return epoch <= self._epoch and path not in known and modified_ms < before_ms
 
-    def collect(self, now_ms: int) -> list[str]:
+    def collect(self, now_ms: int, removed_hours: int = REMOVED_HOURS) -> list[str]:
         """Remove `garbage` from the store and return its names; only the owner may."""
         self._check_owner()
-        names = self.garbage(now_ms)
+        names = self.garbage(now_ms, removed_hours)
         for name in names:
             self._objects.delete(name)
         return names

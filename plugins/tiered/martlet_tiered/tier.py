@@ -25,6 +25,7 @@ from martlet_tiered.reading.index import FILE_NAME, TierIndex, identity_of
 from martlet_tiered.reading.reader import DEADLINE_S, ReadsOfTier, TierReader
 from martlet_tiered.reading.store_reads import StoreReads
 from martlet_tiered.remote import RemoteObjects
+from martlet_tiered.rewrite.upkeep import Upkeep
 from martlet_tiered.status import TierStatus
 from martlet_tiered.table import ColdTable
 from martlet_tiered.upload.messages import Setup
@@ -60,8 +61,9 @@ class ObjectTier(ReadsOfTier):
         self._reads = StoreReads(self._objects, threads, config.cache_bytes)
         self.reader = TierReader(self.name, self.index, self._reads, self._refresh)
         owner = broker.ids.unique()
+        self.upkeep: Final = Upkeep(self.index, self._open_objects, config, broker.clock, name)
         self.uploader: Final = Uploader(
-            *(store, config, broker.clock, self._open_table, self._run_worker, self.index, name, owner)
+            *(store, config, broker.clock, self._open_table, self._run_worker, self.index, self.upkeep, name, owner)
         )
 
     # ---- what the tier has
@@ -92,10 +94,13 @@ class ObjectTier(ReadsOfTier):
         table.open(TABLE_SCHEMA)
         return table.files()
 
+    def _open_objects(self) -> Objects:
+        broker = self._broker
+        return open_objects(self._location, self._config, broker.ids.unique(), broker.clock.now_ms())
+
     def _open_table(self) -> ColdTable:
-        config, location, broker = self._config, self._location, self._broker
-        objects = open_objects(location, config, broker.ids.unique(), broker.clock.now_ms())
-        return ColdTable(objects, TableLog(objects, location, config), broker.config.name)
+        objects = self._open_objects()
+        return ColdTable(objects, TableLog(objects, self._location, self._config), self._broker.config.name)
 
     def _run_worker(self, deadline_s: float) -> AbstractAsyncContextManager[UploadWorker]:
         config, options, broker = self._config, self._location.options, self._broker
@@ -107,6 +112,7 @@ class ObjectTier(ReadsOfTier):
         """Return the counters of uploads and reads."""
         counters = {f"upload_{name}": value for name, value in structs.asdict(self.uploader.progress).items()}
         counters["upload_behind_bytes"] = self.uploader.behind
+        counters |= structs.asdict(self.upkeep.progress)
         counters |= structs.asdict(self._reads.statistics())
         counters |= {"files": self.index.files, "unindexed_files": self.index.unindexed}
         return {**counters, "faulty_files": len(self.index.faults)}

@@ -22,7 +22,7 @@ from martlet_tiered.format.footer import FOOTER_KEY, FOOTER_VERSION, FileFooter,
 from martlet_tiered.format.keys import encode_keys, key_hashes
 from martlet_tiered.names import DataName
 
-__all__ = ["TABLE_SCHEMA", "EncodedFile", "FileWriter", "group_ends", "pieces_of", "write_file"]
+__all__ = ["GROUP_BYTES", "TABLE_SCHEMA", "EncodedFile", "FileWriter", "group_ends", "pieces_of", "write_file"]
 
 # The columns of the table: those of the files, and the two of the partition.
 TABLE_SCHEMA: Final = pa.schema([*exact_schema(), pa.field("date", pa.date32()), pa.field("kind", pa.string())])

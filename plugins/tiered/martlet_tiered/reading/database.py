@@ -6,6 +6,9 @@ another version is built again. A span takes about 60 bytes.
 A queue has a *birth*, a log position: spans before it belong to an earlier topic of the same name. It is where the
 topic was deleted, or where the offsets of the queue began again. The spans of a queue are disjoint, and ascend by
 offset and by position.
+
+A deletion is *noted* if a file of the table has the note of it, so no crash of the broker can undo it. Files are marked
+that have messages from before the deletion of their topic: they are to be rewritten.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,15 +22,15 @@ from martlet_tiered.reading.sqlite_file import IndexDamaged, SqliteFile
 
 __all__ = ["IndexDatabase", "IndexedFile", "Place"]
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 SCHEMA: Final = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE files (
     number INTEGER PRIMARY KEY, path TEXT UNIQUE, bytes INTEGER, start INTEGER, finish INTEGER, spans INTEGER,
-    fault TEXT
+    fault TEXT, has_deleted INTEGER DEFAULT 0
 );
 CREATE TABLE queues (number INTEGER PRIMARY KEY, topic TEXT, queue INTEGER, birth INTEGER, UNIQUE (topic, queue));
-CREATE TABLE deleted (topic TEXT PRIMARY KEY, position INTEGER) WITHOUT ROWID;
+CREATE TABLE deleted (topic TEXT PRIMARY KEY, position INTEGER, noted INTEGER) WITHOUT ROWID;
 CREATE TABLE spans (
     queue INTEGER, first INTEGER, last INTEGER, file INTEGER, row INTEGER, rows INTEGER, min_ms INTEGER,
     max_ms INTEGER, min_position INTEGER, max_position INTEGER, PRIMARY KEY (queue, first)
@@ -133,35 +136,54 @@ class IndexDatabase:
         If several files are added, those with the highest log positions come first.
         """
         with self._file.changing():
-            for topic, position in file.deleted:
-                self._delete_topic(topic, position)
-            spans = len(file.spans)
-            self._file.run(
-                "INSERT INTO files (path, bytes, start, finish, spans, fault) VALUES (?, ?, ?, ?, ?, ?)",
-                *(file.path, file.bytes, file.start, file.end, spans, file.fault),
-            )
-            changed = [(self._number_of(path), others) for path, others in exact]
-            for number, _ in changed:
-                self._file.run("DELETE FROM spans WHERE file = ?", number)
-            for number, others in [*changed, (self._number_of(file.path), file.spans)]:
-                for span in others:
-                    self._add_span(number, span)
+            self._add(file, exact)
+
+    def replace(
+        self,
+        paths: Iterable[str],
+        files: Iterable[IndexedFile],
+        exact: Iterable[tuple[str, Sequence[Span]]] = (),
+    ) -> None:
+        """Remove the files *paths* and add *files*, as `remove` and `add`, at once."""
+        with self._file.changing():
+            self._remove(paths)
+            for file in files:
+                self._add(file, exact)
+                exact = ()
+
+    def _add(self, file: IndexedFile, exact: Iterable[tuple[str, Sequence[Span]]]) -> None:
+        for topic, position in file.deleted:
+            self._delete_topic(topic, position, position)
+        spans = len(file.spans)
+        self._file.run(
+            "INSERT INTO files (path, bytes, start, finish, spans, fault) VALUES (?, ?, ?, ?, ?, ?)",
+            *(file.path, file.bytes, file.start, file.end, spans, file.fault),
+        )
+        changed = [(self._number_of(path), others) for path, others in exact]
+        for number, _ in changed:
+            self._file.run("DELETE FROM spans WHERE file = ?", number)
+        for number, others in [*changed, (self._number_of(file.path), file.spans)]:
+            for span in others:
+                self._add_span(number, span)
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove the files *paths* with their spans."""
         with self._file.changing():
-            self._file.run("CREATE TEMP TABLE IF NOT EXISTS gone (path TEXT PRIMARY KEY)")
-            self._file.run("DELETE FROM gone")
-            for path in paths:
-                self._file.run("INSERT OR IGNORE INTO gone VALUES (?)", path)
-            numbers = "(SELECT number FROM files JOIN gone USING (path))"
-            self._file.run(f"DELETE FROM spans WHERE file IN {numbers}")
-            self._file.run(f"DELETE FROM files WHERE number IN {numbers}")
+            self._remove(paths)
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        self._file.run("CREATE TEMP TABLE IF NOT EXISTS gone (path TEXT PRIMARY KEY)")
+        self._file.run("DELETE FROM gone")
+        for path in paths:
+            self._file.run("INSERT OR IGNORE INTO gone VALUES (?)", path)
+        numbers = "(SELECT number FROM files JOIN gone USING (path))"
+        self._file.run(f"DELETE FROM spans WHERE file IN {numbers}")
+        self._file.run(f"DELETE FROM files WHERE number IN {numbers}")
 
     def delete_topic(self, topic: str, position: int) -> None:
         """Remove the spans of *topic* before log position *position*, also those that are added later."""
         with self._file.changing():
-            self._delete_topic(topic, position)
+            self._delete_topic(topic, position, 0)
 
     def _number_of(self, path: str) -> int:
         number: int = self._file.one("SELECT number FROM files WHERE path = ?", path)[0]
@@ -171,11 +193,16 @@ class IndexDatabase:
         """Return the number of the queue of *span*, which is 0 if it is unknown, and its birth."""
         found = self._file.one("SELECT number, birth FROM queues WHERE topic = ? AND queue = ?", span.topic, span.queue)
         number, birth = found or (0, 0)
-        deletion = self._file.one("SELECT position FROM deleted WHERE topic = ?", span.topic)
-        return number, max(birth, deletion[0]) if deletion else birth
+        return number, max(birth, self._deletion(span.topic))
+
+    def _deletion(self, topic: str) -> int:
+        found = self._file.one("SELECT position FROM deleted WHERE topic = ?", topic)
+        return found[0] if found else 0
 
     def _add_span(self, file: int, span: Span) -> None:
         queue, birth = self._queue(span)
+        if span.min_position < self._deletion(span.topic):
+            self._file.run("UPDATE files SET has_deleted = 1 WHERE number = ?", file)
         if not queue:
             self._file.run("INSERT INTO queues (topic, queue, birth) VALUES (?, ?, ?)", span.topic, span.queue, birth)
             queue, _ = self._queue(span)
@@ -208,15 +235,17 @@ class IndexDatabase:
         self._file.run("UPDATE queues SET birth = max(birth, ?) WHERE number = ?", position, queue)
         self._file.run("DELETE FROM spans WHERE queue = ? AND min_position < ?", queue, position)
 
-    def _delete_topic(self, topic: str, position: int) -> None:
+    def _delete_topic(self, topic: str, position: int, noted: int) -> None:
         self._file.run(
-            "INSERT INTO deleted VALUES (?, ?) ON CONFLICT (topic) DO UPDATE SET position = max(position, ?)",
-            *(topic, position, position),
+            "INSERT INTO deleted VALUES (?, ?, ?) ON CONFLICT (topic) DO UPDATE "
+            "SET position = max(position, excluded.position), noted = max(noted, excluded.noted)",
+            *(topic, position, noted),
         )
+        condition = "WHERE queue IN (SELECT number FROM queues WHERE topic = ?) AND min_position < ?"
         self._file.run(
-            "DELETE FROM spans WHERE queue IN (SELECT number FROM queues WHERE topic = ?) AND min_position < ?",
-            *(topic, position),
+            f"UPDATE files SET has_deleted = 1 WHERE number IN (SELECT file FROM spans {condition})", topic, position
         )
+        self._file.run(f"DELETE FROM spans {condition}", topic, position)
 
     # ---- questions
 
@@ -224,6 +253,14 @@ class IndexDatabase:
         """Return all files, without their spans."""
         rows = self._file.all("SELECT path, bytes, start, finish, fault FROM files")
         return [IndexedFile(path, size, start, end, fault=fault) for path, size, start, end, fault in rows]
+
+    def files_of_deleted(self) -> list[str]:
+        """Return the paths of files that have messages from before the deletion of their topic."""
+        return [path for (path,) in self._file.all("SELECT path FROM files WHERE has_deleted ORDER BY finish")]
+
+    def deletions(self) -> dict[str, int]:
+        """Return topics whose deletion is noted in the table, each with the log position of the newest such note."""
+        return dict(self._file.all("SELECT topic, noted FROM deleted WHERE noted > 0"))
 
     def first_offsets(self) -> list[tuple[str, int, int]]:
         """Return the topic, the number and the first offset of each queue that has spans."""

@@ -175,6 +175,44 @@ class TierIndex:
             self._work.set()
         await self._tell()
 
+    async def replaced(
+        self, removed: Sequence[DataFile], added: Sequence[DataFile], footers: Sequence[FileFooter]
+    ) -> None:
+        """Note that *added* with these *footers* have replaced the files *removed* in the table, at once for readers.
+
+        Raises:
+          Refused: the disk or the store fails; the next `sync` compares the index with the table.
+        """
+        gone = {file.path for file in removed}
+        new = {file.path: TableFile.of(file) for file in added}
+        loaded = [await self._load(file, footer) for file, footer in zip(new.values(), footers, strict=True)]
+        async with self._comparing, self._adding:
+            exact: dict[str, int] = {}
+            for at, file in enumerate(loaded):
+                tangled = await self._ask(partial(IndexDatabase.tangled_files, file=file))
+                others = {path: size for path, size in tangled.items() if path not in gone}
+                if others:
+                    exact |= others
+                    loaded[at] = structs.replace(file, spans=await self._exact_spans(file.path, file.bytes))
+            spans = [(path, await self._exact_spans(path, size)) for path, size in exact.items()]
+            await self._ask(lambda database: database.replace(gone, loaded, spans))
+            self._table = {path: file for path, file in self._table.items() if path not in gone} | new
+            self._set_missing(file for path, file in self._missing.items() if path not in gone)
+            self.finder.forget()
+        await self._tell()
+
+    async def files_of_deleted(self) -> tuple[list[str], dict[str, int]]:
+        """Return the paths of files that have messages of deleted topics, and topics with the position of the deletion.
+
+        Only deletions count that are noted in the table. There are none before everything is indexed.
+
+        Raises:
+          Refused: the disk fails, or the index is damaged and will be built again.
+        """
+        if not self.is_complete:
+            return [], {}
+        return await self._ask(lambda database: (database.files_of_deleted(), database.deletions()))
+
     def _set_missing(self, files: Iterable[TableFile]) -> None:
         self._missing = {file.path: file for file in sorted(files, key=newest_first)}
 

@@ -24,33 +24,36 @@ class UploadSession:
 
     def __init__(self, table: ColdTable) -> None:
         self.epoch: Final = table.epoch
-        self._table = table
+        self.table: Final = table
 
     @property
     def end(self) -> int | None:
         """The log position up to which ranges are in the table; None before the first."""
-        return self._table.end
+        return self.table.end
 
     def files(self) -> list[DataFile]:
         """Return the files of the table."""
-        return self._table.files()
+        return self.table.files()
 
     def append(self, begin: int, end: int, files: Sequence[DataFile]) -> None:
         """Commit the range, as `ColdTable.append`."""
-        self._table.append(begin, end, files)
+        self.table.append(begin, end, files)
 
     def take_foreign(self) -> int:
         """Return the number of commits of other programs since the last call."""
-        count = len(self._table.foreign)
-        self._table.foreign.clear()
+        count = len(self.table.foreign)
+        self.table.foreign.clear()
         return count
 
-    def tidy(self, now_ms: int, *, collects: bool) -> str:
-        """Write a checkpoint if one is due; with *collects*, remove objects that nobody needs. Return what failed."""
+    def tidy(self, now_ms: int, removed_hours: int | None) -> str:
+        """Write a checkpoint if one is due, and remove objects that nobody needs; return what failed.
+
+        These are files that the table has not had for *removed_hours*; None: remove nothing.
+        """
         try:
-            self._table.checkpoint()
-            if collects:
-                self._table.collect(now_ms)
+            self.table.checkpoint()
+            if removed_hours is not None:
+                self.table.collect(now_ms, removed_hours)
         except TierError as error:
             return str(error)
         return ""

@@ -29,13 +29,14 @@ from martlet_tiered.config import TieredConfig
 from martlet_tiered.errors import Fenced, FileTooLarge, LogUnreadable
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.footer import FileFooter
+from martlet_tiered.table import ColdTable
 from martlet_tiered.upload.deleted import LiveQueues
 from martlet_tiered.upload.messages import FindRange, FoundRange, StoreRange
 from martlet_tiered.upload.process import UploadWorker
 from martlet_tiered.upload.progress import Trouble, UploadProgress
 from martlet_tiered.upload.session import OpenTable, UploadSession, open_session
 
-__all__ = ["CommitFollower", "RunWorker", "Uploader"]
+__all__ = ["CommitFollower", "RunWorker", "TableUpkeep", "Uploader"]
 
 logger = logging.getLogger("martlet.tiered")
 
@@ -54,7 +55,8 @@ IDLE_S: Final = 30.0
 # Files of the log that a range is read from.
 SEGMENTS_MAX: Final = 1000
 TIDY_RANGES: Final = 8
-COLLECT_S: Final = 6 * 3600.0
+# Files are not rewritten while uploads are this many ranges behind, or retention waits for them.
+RANGES_BEHIND: Final = 4
 # Beside the time for the requests of an upload with their retries.
 DEADLINE_SPARE_S: Final = 60.0
 
@@ -74,6 +76,29 @@ class CommitFollower(Protocol):
         ...
 
 
+class TableUpkeep(Protocol):
+    """Rewrites files between two uploads; nothing else writes to the table meanwhile."""
+
+    @property
+    def removed_hours(self) -> int:
+        """Objects that the table has not had for this time are removed."""
+        ...
+
+    @property
+    def collect_s(self) -> float:
+        """How often they are removed, in seconds."""
+        ...
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `step` may have something to do."""
+        ...
+
+    async def step(self, table: ColdTable) -> None:
+        """Rewrite some files of *table*, which this broker owns, in some seconds."""
+        ...
+
+
 @final
 class Uploader:
     """Uploads the log of *store*, and keeps from retention what it has not uploaded.
@@ -82,6 +107,7 @@ class Uploader:
       open_table: opens the table; called in a thread for each session.
       run_worker: runs an upload process.
       follower: learns of each commit.
+      upkeep: has its turn when no upload is due, and after each one, unless that is urgent.
       broker: the name of the broker.
       owner: different for each process of any broker.
     """
@@ -94,6 +120,7 @@ class Uploader:
         open_table: OpenTable,
         run_worker: RunWorker,
         follower: CommitFollower,
+        upkeep: TableUpkeep,
         broker: str,
         owner: str,
     ) -> None:
@@ -105,6 +132,7 @@ class Uploader:
         self._open_table = open_table
         self._run_worker = run_worker
         self._follower = follower
+        self._upkeep = upkeep
         self._broker = broker
         self._owner = owner
         self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=_deadline_s(config))
@@ -175,19 +203,24 @@ class Uploader:
         self._trouble.text = ""
         logger.info("the cold tier uploads the log from position %d on; %.1f MiB wait", begin, self.behind / (1 << 20))
         while True:
-            await self._wait_for_range()
-            async with self._run_worker(_deadline_s(self._config)) as worker:
-                await self._upload_ranges(session, worker)
+            if await self._wait_for_work():
+                async with self._run_worker(_deadline_s(self._config)) as worker:
+                    await self._upload_ranges(session, worker)
+            if self._upkeep_is_due:
+                await self._upkeep.step(session.table)
+                await self._sync_if_foreign(session)
+                await self._tidy(session)
 
     async def _upload_ranges(self, session: UploadSession, worker: UploadWorker) -> None:
-        """Upload a range, and more until there is none for a while."""
+        """Upload a range, and more until there is none for a while, or upkeep is due."""
         while True:
             await self._upload_range(session, worker)
             self._trouble.text = ""
             await self._tidy(session)
+            is_over = self._upkeep_is_due
             with trio.move_on_after(IDLE_S) as idle:
-                await self._wait_for_range()
-            if idle.cancelled_caught:
+                is_over = is_over or not await self._wait_for_work()
+            if is_over or idle.cancelled_caught:
                 return
 
     def _begin_of(self, session: UploadSession) -> int:
@@ -208,8 +241,16 @@ class Uploader:
 
     # ---- ranges
 
-    async def _wait_for_range(self) -> None:
-        """Return once a range is to be uploaded: it is large enough, old enough, or retention waits for it."""
+    @property
+    def _upkeep_is_due(self) -> bool:
+        is_urgent = self._wanted > self.released or self.behind > RANGES_BEHIND * self._config.range_bytes
+        return self._upkeep.is_due and not is_urgent
+
+    async def _wait_for_work(self) -> bool:
+        """Return true once a range is to be uploaded: it is large enough, old enough, or retention waits for it.
+
+        Return false once upkeep is due; with both, they take turns.
+        """
         released = self.released
         while True:
             pending = self.limit - released
@@ -218,7 +259,9 @@ class Uploader:
                 since = self._pending_since = now if self._pending_since is None else self._pending_since
                 is_old = now - since >= self._config.range_ms / 1000
                 if pending >= self._bytes_max or is_old or self._wanted > released:
-                    return
+                    return True
+            if self._upkeep_is_due:
+                return False
             with trio.move_on_after(POLL_S):
                 await self._wakeup.wait()
 
@@ -239,13 +282,16 @@ class Uploader:
             return
         await self._threads.run(partial(session.append, begin, found.end, files))
         await self._follower.committed(files, footers)
+        await self._sync_if_foreign(session)
+        self.released = found.end
+        self._pending_since = None
+        self._note_range(begin, found, stored.records, files)
+
+    async def _sync_if_foreign(self, session: UploadSession) -> None:
         foreign = session.take_foreign()
         if foreign:
             logger.warning("another program has changed the table of the cold tier in %d commits", foreign)
             await self._follower.sync(await self._threads.run(session.files))
-        self.released = found.end
-        self._pending_since = None
-        self._note_range(begin, found, stored.records, files)
 
     def _note_range(self, begin: int, found: FoundRange, records: int, files: Sequence[DataFile]) -> None:
         self.progress.add(begin, found, records, sum(file.bytes for file in files))
@@ -273,9 +319,10 @@ class Uploader:
         now = trio.current_time()
         collects = now >= self._collect_at
         if collects:
-            self._collect_at = now + COLLECT_S
+            self._collect_at = now + self._upkeep.collect_s
         if collects or self.progress.ranges % TIDY_RANGES == 0:
-            failure = await self._threads.run(partial(session.tidy, self._clock.now_ms(), collects=collects))
+            removed_hours = self._upkeep.removed_hours if collects else None
+            failure = await self._threads.run(partial(session.tidy, self._clock.now_ms(), removed_hours))
             if failure:
                 logger.warning("the table of the cold tier was not tidied: %s", failure)
 

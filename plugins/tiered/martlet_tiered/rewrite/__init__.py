@@ -1,0 +1,1 @@
+"""Rewriting files of the cold tier without the records of deleted topics."""

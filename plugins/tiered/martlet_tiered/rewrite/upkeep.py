@@ -1,0 +1,185 @@
+"""Keeps the table tidy between two uploads: one file at a time loses the messages of deleted topics."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar, final
+
+import pyarrow as pa
+import trio
+from msgspec import Struct, structs
+
+from martlet.runtime.clock import Clock
+from martlet.runtime.io_threads import IoThreads
+from martlet.runtime.steps import Blocking, Steps
+from martlet_tiered.config import TieredConfig
+from martlet_tiered.errors import ObjectDamaged, ObjectMissing
+from martlet_tiered.files import DataFile
+from martlet_tiered.format.footer import FileFooter
+from martlet_tiered.names import DataName
+from martlet_tiered.objects import Objects
+from martlet_tiered.rewrite.dropping import Dropping
+from martlet_tiered.rewrite.merging import Rewritten, merge_files
+from martlet_tiered.rewrite.pacing import PacedThread
+from martlet_tiered.table import ColdTable
+
+__all__ = ["Facts", "Upkeep", "UpkeepProgress"]
+
+logger = logging.getLogger("martlet.tiered")
+
+T = TypeVar("T")
+
+HOUR_S: Final = 3600.0
+# The first look for deleted topics comes soon after a start: the broker may never run for long.
+FIRST_S: Final = 60.0
+# Time for one object.
+DEADLINE_S: Final = 300.0
+
+
+class Facts(Protocol):
+    """Knows what the files of the table have: the index of readers."""
+
+    async def files_of_deleted(self) -> tuple[Sequence[str], Mapping[str, int]]:
+        """Return paths of files with messages of deleted topics, and topics with the log position of the deletion."""
+        ...
+
+    async def replaced(
+        self, removed: Sequence[DataFile], added: Sequence[DataFile], footers: Sequence[FileFooter]
+    ) -> None:
+        """Note that *added* have replaced *removed* in the table."""
+        ...
+
+
+class UpkeepProgress(Struct):
+    """Counters since the start; bytes are those of files before and after they were rewritten."""
+
+    rewritten_files: int = 0
+    rewritten_bytes: int = 0
+    stored_bytes: int = 0
+    dropped_records: int = 0
+    damaged_files: int = 0
+
+
+@final
+class Upkeep:
+    """Rewrites files of the table of *broker*, one at each `step`; all steps run between two uploads.
+
+    Each new file is stored, read back, committed in place of the old one and then told to *facts*. Wherever a broker
+    ends in between, the table has each message once; what was stored and not committed is removed a day later.
+    """
+
+    def __init__(
+        self, facts: Facts, open_objects: Callable[[], Objects], config: TieredConfig, clock: Clock, broker: str
+    ) -> None:
+        self.progress = UpkeepProgress()
+        # Half of the time is for readers of older versions, a quarter until the next look, an eighth for the removal.
+        self.removed_hours: Final = config.deleted_hours // 2
+        self.collect_s: Final = config.deleted_hours * HOUR_S / 8
+        self._look_s: Final = config.deleted_hours * HOUR_S / 4
+        self._facts = facts
+        self._open_objects = open_objects
+        self._objects: Objects | None = None
+        self._clock = clock
+        self._broker = broker
+        self._pace = PacedThread()
+        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=DEADLINE_S)
+        self._look_at = -1.0
+        self._number = 0
+        self._skipped: set[str] = set()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `step` may have something to do."""
+        now = trio.current_time()
+        if self._look_at < 0:
+            self._look_at = now + FIRST_S
+        return now >= self._look_at
+
+    def look_now(self) -> None:
+        """Let the next `step` look for deleted topics."""
+        self._look_at = trio.current_time()
+        self._skipped.clear()
+
+    async def step(self, table: ColdTable) -> None:
+        """Rewrite one file of *table*, of which this broker is the owner, if there is one to rewrite.
+
+        Raises:
+          TierError: the store or the table cannot be used; the file may be rewritten or not.
+          Refused: the store hangs.
+        """
+        paths, deletions = await self._facts.files_of_deleted()
+        wanted = [path for path in paths if path not in self._skipped]
+        if wanted:
+            files = {file.path: file for file in await self._threads.run(table.files)}
+            await self._purge(table, files[wanted[0]], deletions)
+        else:
+            self._look_at = trio.current_time() + self._look_s
+            self._skipped.clear()
+
+    async def _purge(self, table: ColdTable, file: DataFile, deletions: Mapping[str, int]) -> None:
+        """Rewrite *file* without the records before *deletions*."""
+        if self._objects is None:
+            self._objects = await self._threads.run(self._open_objects)
+        steps = merge_files(
+            self._objects, [file], self._name_for(table, file), self._broker, Dropping(deletions), self._clock.now_ms
+        )
+        try:
+            made = await self._finish(steps)
+        except (ObjectDamaged, ObjectMissing) as error:
+            self.progress.damaged_files += 1
+            self._skipped.add(file.path)
+            logger.error("a file of the cold tier keeps messages of deleted topics, because it is damaged: %s", error)
+            return
+        if not made.dropped:  # the deletion is not noted in the table yet
+            self._skipped.add(file.path)
+            return
+        await self._commit(table, [file], made, changes_data=True)
+        logger.info("the cold tier has removed %d messages of deleted topics from %s", made.dropped, file.path)
+
+    async def _commit(
+        self, table: ColdTable, removed: Sequence[DataFile], made: Rewritten, *, changes_data: bool
+    ) -> None:
+        commit = partial(table.rewrite, removed, made.files, self._clock.now_ms(), changes_data=changes_data)
+        await self._threads.run(commit)
+        await self._facts.replaced(removed, made.files, made.footers)
+        self.progress.rewritten_files += len(removed)
+        self.progress.rewritten_bytes += sum(file.bytes for file in removed)
+        self.progress.stored_bytes += sum(file.bytes for file in made.files)
+        self.progress.dropped_records += made.dropped
+
+    def _name_for(self, table: ColdTable, *files: DataFile) -> DataName:
+        """Return a new name for what replaces *files*, which are of one date and kind."""
+        self._number = max(self._number, table.rewrites) + 1
+        names = [file.name for file in files]
+        begin = min(name.begin for name in names if name is not None)
+        end = max(name.end for name in names if name is not None)
+        assert names[0] is not None
+        return structs.replace(names[0], epoch=table.epoch, begin=begin, end=end, rewrite=self._number, part=0)
+
+    async def _finish(self, steps: Steps[T]) -> T:
+        """Run *steps* to the end: requests to the store have a deadline of their own."""
+        try:
+            while True:
+                outcome = await self._pace.run(_until_blocking(steps))
+                if not isinstance(outcome, Blocking):
+                    return outcome.value
+                await self._threads.run(outcome)
+        finally:
+            steps.close()
+            pa.default_memory_pool().release_unused()
+
+
+class _Done(Struct, Generic[T]):
+    value: T
+
+
+def _until_blocking(steps: Steps[T]) -> "Steps[Blocking[Any] | _Done[T]]":
+    """Return the next blocking work of *steps*, or their result."""
+    while True:
+        try:
+            blocking = next(steps)
+        except StopIteration as done:
+            return _Done(done.value)
+        if blocking is not None:
+            return blocking  # type: ignore[no-any-return]
+        yield
