@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from martlet.cli.main import main
 from martlet.store.disk.data_directory import lock_directory
 from martlet.store.disk.files import RealDisk
 from martlet_client import Message
-from martlet_client.blocking import Producer
+from martlet_client.blocking import Producer, PullConsumer
+from martlet_tiered.format.footer import footer_of
 from martlet_tiered.reading.database import IndexDatabase
 from martlet_tiered.reading.index import identity_of
 from martlet_tiered.status import NAME
@@ -283,3 +285,83 @@ def test_wrong_places_are_named(tiered: Command, tmp_path: Path) -> None:
     code, _, error = tiered("ls", "--topic", "Odrers")
     assert code == 1
     assert "has no message of topic 'Odrers'" in error
+
+
+def test_purge_removes_the_bytes_of_a_deleted_topic(
+    tmp_path: Path, local_tier: Tier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+
+    def purge(*words: str) -> Told:
+        code = main(["tiered", "purge", "--url", local_tier.url, "--data", str(data), *words])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    def objects_with(topic: str) -> int:
+        """The number of files with messages of *topic*, also of those that the table does not have any more."""
+        found = 0
+        for path in Path(local_tier.url, "table").glob("date=*/kind=topic/*.parquet"):
+            footer = footer_of(pq.read_metadata(path))
+            assert footer is not None
+            found += topic in {span.topic for span in footer.spans}
+        return found
+
+    def send(name_server: str, topic: str) -> None:
+        with Producer(name_server, "producers") as producer:
+            for body in BODIES[:50]:
+                producer.send(Message(topic, body))
+
+    def delete(name_server: str, topic: str) -> None:
+        assert main(["topic", "delete", topic, "--name-server", name_server, "--yes"]) == 0
+        capsys.readouterr()
+
+    with running(tmp_path, local_tier) as (name_server, process):
+        for topic in ("secrets", "others", "T"):
+            send(name_server, topic)
+        process.until(lambda: objects_with("secrets") > 0 and objects_with("others") > 0)
+        code, _, error = purge("--topic", "secrets")
+        assert (code, "topic 'secrets' was not deleted" in error) == (1, True)
+        for topic in ("secrets", "others"):
+            delete(name_server, topic)
+        send(name_server, "secrets")
+        code, text, _ = purge("--topic", "others", "--json")
+        found = json.loads(text)
+        assert (code, found["messages"], found["damaged"]) == (0, 50, [])
+        assert found["objects"] >= 2
+        assert objects_with("others") == 0
+        code, text, _ = purge("--json")
+        assert (code, json.loads(text)["messages"]) == (0, 50)
+        assert "0 files lost 0 messages of deleted topics" in purge()[1]
+        with PullConsumer(name_server, "readers") as consumer:
+            kept = [message.body for queue in consumer.queues("secrets") for message in consumer.read(queue, 0)]
+        assert sorted(kept) == BODIES[:50]
+        send(name_server, "last")
+        delete(name_server, "last")
+        delete(name_server, "secrets")
+        end = json.loads(status_of(local_tier, data, capsys))["running"]["position"]
+        process.until(lambda: json.loads(status_of(local_tier, data, capsys))["running"]["position"] > end)
+        process.until(lambda: json.loads(status_of(local_tier, data, capsys))["running"]["behind_bytes"] == 0)
+    lock = lock_directory(str(data), RealDisk())
+    assert "does not have the plugin tiered" in purge()[2]
+    RealDisk().close(lock)
+    code, text, _ = purge("--json")
+    assert (code, json.loads(text)["messages"]) == (0, 50)
+    assert objects_with("secrets") == 0
+    assert objects_with("last") == 0
+    code, text, _ = purge()
+    assert (code, text.startswith("0 files lost 0 messages")) == (0, True)
+    with running(tmp_path, local_tier) as (name_server, process), PullConsumer(name_server, "others") as consumer:
+        assert sum(len(list(consumer.read(queue, 0))) for queue in consumer.queues("T")) == 50
+
+
+def status_of(place: Tier, data: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["tiered", "status", "--url", place.url, "--data", str(data), "--json"]) == 0
+    return capsys.readouterr().out
+
+
+def test_purge_needs_a_data_directory(tiered: Command, tmp_path: Path) -> None:
+    code, _, error = tiered("purge")
+    assert code == 2
+    assert "a running broker has to do it, and none is known; give --config FILE or --data DIR" in error
+    code, _, error = tiered("purge", "--data", str(tmp_path))
+    assert "is no data directory" in error

@@ -198,14 +198,14 @@ class Tended:
         self.store = store
         config = place.tier.config(range_bytes=3000, range_ms=1)
         self.index = TierIndex(store, str(folder / FILE_NAME), place.tier.url, place.tier.objects(), IoThreads("store"))
-        self.uploader, self.upkeep = uploader_of(store, place, config, self.index)
+        self.uploader, self.rewriter = uploader_of(store, place, config, self.index)
 
     async def purge(self) -> None:
         """Upload all of the log, and remove deleted topics from the table."""
         await self.uploader.release(self.store.durable)
         await until(lambda: self.uploader.released >= self.store.durable)
         while (await self.index.files_of_deleted())[0]:
-            self.upkeep.look_now()
+            self.rewriter.look_now()
             await trio.sleep(0.01)
 
 
@@ -240,7 +240,7 @@ async def test_a_deleted_topic_leaves_the_files_and_its_next_life_stays(tmp_path
             found = await made.index.finder.find(queue, 0)
             assert found.place is not None
             assert found.place.span.min_position > deleted
-            assert made.upkeep.progress.dropped_records > 10
+            assert made.rewriter.progress.dropped_records > 10
             assert {file.path for file in table_of(tier).files()} != before
         # Old files are there until other programs do not need them any more.
         objects, table = tier.objects(), table_of(tier)
@@ -285,9 +285,9 @@ async def test_a_deletion_that_is_not_in_the_table_yet_changes_no_file(tmp_path:
             paths, deletions = await made.index.files_of_deleted()
             assert paths
             assert deletions == {}
-            made.upkeep.look_now()
-            await until(lambda: not made.upkeep.is_due)
-            assert made.upkeep.progress.rewritten_files == 0
+            made.rewriter.look_now()
+            await until(lambda: not made.rewriter.is_due)
+            assert made.rewriter.progress.rewritten_files == 0
 
 
 STEPS = 17
@@ -380,6 +380,6 @@ async def test_a_broker_that_was_replaced_rewrites_nothing(tmp_path: Path, local
             await until(lambda: made.uploader.released >= store.durable)
             table_of(local_tier).take_over("another")
             before = tier_records(local_tier)
-            made.upkeep.look_now()
+            made.rewriter.look_now()
             await until(lambda: "another" in made.uploader.reason or "epoch" in made.uploader.reason)
         assert tier_records(local_tier) == before

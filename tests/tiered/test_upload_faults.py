@@ -426,7 +426,7 @@ async def test_a_clock_that_jumps_loses_and_repeats_nothing(tmp_path: Path, loca
             await held.finish()
             clock.ms += jump_ms
             held.uploader._clock.ms += jump_ms  # type: ignore[attr-defined]
-            held.uploader._collect_at = 0.0
+            held.rewriter._collect_at = 0.0
             filled_store(store, 20, 20)
             await held.finish()
         check_tier(local_tier, store)

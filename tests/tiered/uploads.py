@@ -24,7 +24,7 @@ from martlet_tiered.format.footer import FileFooter, decode_group, footer_of, re
 from martlet_tiered.format.writing import TABLE_SCHEMA
 from martlet_tiered.objects import Objects
 from martlet_tiered.opening import open_objects
-from martlet_tiered.rewrite.upkeep import Facts, Upkeep
+from martlet_tiered.rewrite.rewriter import Facts, Rewriter
 from martlet_tiered.table import ColdTable
 from martlet_tiered.upload.messages import LENGTH, Setup, encode_message
 from martlet_tiered.upload.process import UploadWorker, run_worker
@@ -247,11 +247,11 @@ class Knows(CommitFollower, Facts, Protocol):
     """Learns what is in the table, and tells what is to be rewritten."""
 
 
-def uploader_of(store: Store, place: Place, config: TieredConfig, followed: Knows) -> tuple[Uploader, Upkeep]:
+def uploader_of(store: Store, place: Place, config: TieredConfig, followed: Knows) -> tuple[Uploader, Rewriter]:
     """Return an uploader of *store*, which does not run yet, and its upkeep."""
     run, clock = place.worker(store), ManualClock(now_ms())
-    upkeep = Upkeep(followed, place.objects, config, clock, place.broker)
-    return Uploader(store, config, clock, place.table, run, followed, upkeep, place.broker, uuid4().hex), upkeep
+    rewriter = Rewriter(followed, place.objects, config, clock, place.broker)
+    return Uploader(store, config, clock, place.table, run, followed, rewriter, place.broker, uuid4().hex), rewriter
 
 
 class Held:
@@ -260,7 +260,7 @@ class Held:
     def __init__(self, store: Store, place: Place, **settings: Any) -> None:
         config = place.tier.config(**{"range_bytes": RANGE_BYTES, "range_ms": 1, **settings})
         self.followed = Followed()
-        self.uploader, self.upkeep = uploader_of(store, place, config, self.followed)
+        self.uploader, self.rewriter = uploader_of(store, place, config, self.followed)
         self.followed.released = lambda: self.uploader.released
         self._store = store
 

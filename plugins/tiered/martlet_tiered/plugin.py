@@ -47,7 +47,8 @@ class TieredPlugin(Hooks):
             return ()
         from martlet_tiered.status import StatusSocket  # only a broker with a tier needs it
 
-        return (self.tier.uploader.run, self.tier.reader.run, StatusSocket(broker, self.tier.status).run)
+        requests = StatusSocket(broker, self.tier.status, self.tier.purge)
+        return (self.tier.uploader.run, self.tier.reader.run, requests.run)
 
 
 def _tier_class() -> "type[ObjectTier]":

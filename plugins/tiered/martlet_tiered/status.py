@@ -1,12 +1,13 @@
-"""How far the uploads of a running broker are: the socket ``tiered.sock`` in its data directory tells.
+"""Requests to a running broker about its cold tier: the socket ``tiered.sock`` in its data directory.
 
-Whoever connects gets one line of JSON (`TierStatus`). Only the broker's user and root can connect.
+Whoever connects sends one line of JSON (`TierRequest`) and gets one or more: the status of the tier (`TierStatus`), or
+how far a purge is (`PurgeStatus`), again and again until it is over. Only the broker's user and root can connect.
 """
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, suppress
 from typing import Final, final
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec import Struct
 from martlet.broker import Broker
 from martlet.net.unix_sockets import connect_unix, listen_unix
 
-__all__ = ["NAME", "StatusSocket", "TierStatus", "read_status"]
+__all__ = ["NAME", "PurgeStatus", "StatusSocket", "TierRequest", "TierStatus", "read_status", "request_purge"]
 
 logger = logging.getLogger("martlet.tiered")
 
@@ -27,6 +28,7 @@ CONNECTIONS_MAX: Final = 16
 ANSWER_S: Final = 10.0
 RECEIVE_BYTES: Final = 1 << 16
 STATUS_BYTES_MAX: Final = 1 << 20
+REQUEST_BYTES_MAX: Final = 1 << 16
 
 
 class TierStatus(Struct):
@@ -45,14 +47,44 @@ class TierStatus(Struct):
     counters: Mapping[str, object]
 
 
+class TierRequest(Struct):
+    """Asks for the status, or for a purge of all deleted topics, or of `topic` if that is not empty."""
+
+    purge: bool = False
+    topic: str = ""
+
+
+class PurgeStatus(Struct):
+    """How far a purge is: `done` files were rewritten or removed, and `left` are to be looked at.
+
+    `waits` says what it waits for; `error` ends it. In the end, `objects` is the number of objects that were removed.
+    `damaged` has files that could not be rewritten.
+    """
+
+    done: int = 0
+    left: int = 0
+    messages: int = 0
+    objects: int = 0
+    damaged: list[str] = []
+    waits: str = ""
+    error: str = ""
+    is_over: bool = False
+
+
 @final
 class StatusSocket:
-    """Serves the socket of *broker*; *read* returns what it tells."""
+    """Serves the socket of *broker*; *read* returns the status, and *purge* how far a purge of a topic is."""
 
-    def __init__(self, broker: Broker, read: Callable[[], Awaitable[TierStatus]]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        read: Callable[[], Awaitable[TierStatus]],
+        purge: Callable[[str], AsyncGenerator[PurgeStatus, None]],
+    ) -> None:
         self._disk = broker.store.disk
         self._path = os.path.abspath(f"{broker.store.data_directory.path}/{NAME}")
         self._read = read
+        self._purge = purge
         self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
 
     async def run(self) -> None:
@@ -75,9 +107,60 @@ class StatusSocket:
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         async with stream:
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(SEND_S):
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 async with self._connections:
-                    await stream.send_all(msgspec.json.encode(await self._read()) + b"\n")
+                    await self._answer(stream)
+
+    async def _answer(self, stream: trio.SocketStream) -> None:
+        line = bytearray()
+        with trio.move_on_after(SEND_S):
+            while not line.endswith(b"\n") and len(line) < REQUEST_BYTES_MAX:
+                more = await stream.receive_some(RECEIVE_BYTES)
+                if not more:
+                    break
+                line += more
+        try:
+            request = msgspec.json.decode(line, type=TierRequest)
+        except msgspec.MsgspecError:
+            return
+        if not request.purge:
+            await _send(stream, await self._read())
+            return
+        async with aclosing(self._purge(request.topic)) as states:
+            async for state in states:
+                await _send(stream, state)
+
+
+async def _send(stream: trio.SocketStream, answer: TierStatus | PurgeStatus) -> None:
+    with trio.move_on_after(SEND_S) as waiting:
+        await stream.send_all(msgspec.json.encode(answer) + b"\n")
+    if waiting.cancelled_caught:
+        raise trio.BrokenResourceError
+
+
+def request_purge(directory: str, topic: str) -> Iterator[PurgeStatus]:
+    """Let the broker of the data directory *directory* purge *topic*, or all deleted topics if that is empty.
+
+    Yields how far it is, until it is over; nothing if no broker runs there.
+
+    Raises:
+      OSError: the broker does not answer, or its answer cannot be understood.
+    """
+    try:
+        connection = connect_unix(f"{directory}/{NAME}", ANSWER_S)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return
+    with connection:
+        connection.sendall(msgspec.json.encode(TierRequest(purge=True, topic=topic)) + b"\n")
+        state = PurgeStatus()
+        for line in connection.makefile("rb"):
+            try:
+                state = msgspec.json.decode(line, type=PurgeStatus)
+            except msgspec.MsgspecError as error:
+                raise OSError(f"its answer cannot be understood: {error}") from error
+            yield state
+        if not state.is_over:
+            raise OSError("it closed the connection; is it stopping?")
 
 
 def read_status(directory: str) -> TierStatus | None:
@@ -92,6 +175,7 @@ def read_status(directory: str) -> TierStatus | None:
     except (FileNotFoundError, ConnectionRefusedError):
         return None
     with connection:
+        connection.sendall(msgspec.json.encode(TierRequest()) + b"\n")
         while more := connection.recv(RECEIVE_BYTES):
             data += more
             if len(data) > STATUS_BYTES_MAX:

@@ -1,11 +1,12 @@
 """The cold tier of a broker: an uploader that keeps the log until it has a copy, and a reader of the copies."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, final
 
+import trio
 from msgspec import structs
 
 from martlet.broker import Broker
@@ -25,8 +26,8 @@ from martlet_tiered.reading.index import FILE_NAME, TierIndex, identity_of
 from martlet_tiered.reading.reader import DEADLINE_S, ReadsOfTier, TierReader
 from martlet_tiered.reading.store_reads import StoreReads
 from martlet_tiered.remote import RemoteObjects
-from martlet_tiered.rewrite.upkeep import Upkeep
-from martlet_tiered.status import TierStatus
+from martlet_tiered.rewrite.rewriter import Rewriter
+from martlet_tiered.status import PurgeStatus, TierStatus
 from martlet_tiered.table import ColdTable
 from martlet_tiered.upload.messages import Setup
 from martlet_tiered.upload.process import UploadWorker, run_worker
@@ -35,6 +36,9 @@ from martlet_tiered.upload.uploader import Uploader
 __all__ = ["ObjectTier"]
 
 logger = logging.getLogger("martlet.tiered")
+
+# Between two lines of a purge.
+PURGE_S: Final = 1.0
 
 
 @final
@@ -61,9 +65,9 @@ class ObjectTier(ReadsOfTier):
         self._reads = StoreReads(self._objects, threads, config.cache_bytes)
         self.reader = TierReader(self.name, self.index, self._reads, self._refresh)
         owner = broker.ids.unique()
-        self.upkeep: Final = Upkeep(self.index, self._open_objects, config, broker.clock, name)
+        self.rewriter: Final = Rewriter(self.index, self._open_objects, config, broker.clock, name)
         self.uploader: Final = Uploader(
-            *(store, config, broker.clock, self._open_table, self._run_worker, self.index, self.upkeep, name, owner)
+            *(store, config, broker.clock, self._open_table, self._run_worker, self.index, self.rewriter, name, owner)
         )
 
     # ---- what the tier has
@@ -112,7 +116,7 @@ class ObjectTier(ReadsOfTier):
         """Return the counters of uploads and reads."""
         counters = {f"upload_{name}": value for name, value in structs.asdict(self.uploader.progress).items()}
         counters["upload_behind_bytes"] = self.uploader.behind
-        counters |= structs.asdict(self.upkeep.progress)
+        counters |= structs.asdict(self.rewriter.progress)
         counters |= structs.asdict(self._reads.statistics())
         counters |= {"files": self.index.files, "unindexed_files": self.index.unindexed}
         return {**counters, "faulty_files": len(self.index.faults)}
@@ -130,6 +134,24 @@ class ObjectTier(ReadsOfTier):
             *(self.name, self._broker.config.name, position, behind, behind_ms),
             *(uploader.reason if behind else "", self.statistics()),
         )
+
+    async def purge(self, topic: str) -> AsyncGenerator[PurgeStatus, None]:
+        """Remove the bytes of deleted topics, or of *topic* alone, and yield how far that is, once a second."""
+        store, uploader = self._broker.store, self.uploader
+        end = store.durable  # the notes of all deletions so far
+        if store.deletions.end > end:
+            await store.deletions.wait_durable()
+            end = store.deletions.end
+        await uploader.release(end)
+        while uploader.released < end or not self.index.is_complete:
+            yield PurgeStatus(waits=uploader.reason if uploader.released < end else "its index is being built")
+            await trio.sleep(PURGE_S)
+        request = self.rewriter.purge(topic)
+        while not request.is_over.is_set():
+            yield request.status
+            with trio.move_on_after(PURGE_S):
+                await request.is_over.wait()
+        yield request.status
 
     # ---- retention
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from martlet.contracts import Subcommand
-from martlet_tiered.commands import listing, rebuilding, status, verifying
+from martlet_tiered.commands import listing, purging, rebuilding, status, verifying
 from martlet_tiered.errors import missing_package
 
 __all__ = ["COMMAND"]
@@ -18,9 +18,10 @@ examples:
   martlet tiered verify --config martlet.toml              read everything, and compare it with its checksums
   martlet tiered status --config martlet.toml              how far it is, and how far the broker is behind with it
   martlet tiered rebuild --config martlet.toml             make missing or damaged keys, and the index, again
-All but rebuild only read. They need the place (tiered.url) and its credentials, and no broker. rebuild may run beside
-a broker, too: it leaves the broker's index alone then, and messages of a file are not found by key while its keys are
-replaced.
+  martlet tiered purge --config martlet.toml               remove the bytes of deleted topics now
+All but rebuild and purge only read. They need the place (tiered.url) and its credentials, and no broker. rebuild may
+run beside a broker, too: it leaves the broker's index alone then, and messages of a file are not found by key while its
+keys are replaced.
 """
 
 
@@ -33,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("status", "show how far the cold tier is, and how far a running broker is behind with it", status),
         ("verify", "read everything that the cold tier has, and compare it with its checksums", verifying),
         ("rebuild", "make the keys of files, and the index of a stopped broker, again from the data files", rebuilding),
+        ("purge", "remove the bytes of deleted topics now, and what the table does not need any more", purging),
     ):
         inner = choices.add_parser(name, help=text, description=f"{text[:1].upper()}{text[1:]}.", allow_abbrev=False)
         add = inner.add_argument
@@ -53,4 +55,4 @@ def run(arguments: Any) -> int:
     return code
 
 
-COMMAND: Final = Subcommand("tiered", "list, verify and rebuild what the cold tier has", configure, run)
+COMMAND: Final = Subcommand("tiered", "list, verify, rebuild and purge what the cold tier has", configure, run)

@@ -7,9 +7,15 @@ from martlet.app.config import read_config
 from martlet.config import fill, override, read_toml
 from martlet.errors import ConfigError
 from martlet_tiered.config import TieredConfig
+from martlet_tiered.delta import TableLog
+from martlet_tiered.format.writing import TABLE_SCHEMA
+from martlet_tiered.location import TierLocation
+from martlet_tiered.objects import Objects
 from martlet_tiered.opened_table import OpenedTable, open_table
+from martlet_tiered.opening import open_objects
+from martlet_tiered.table import ColdTable
 
-__all__ = ["OpenedTable", "data_directory", "open_place"]
+__all__ = ["OpenedTable", "data_directory", "open_for_writing", "open_place"]
 
 
 def _tables(arguments: Any) -> dict[str, Any]:
@@ -30,13 +36,7 @@ def data_directory(arguments: Any) -> str:
     return os.path.abspath(str(read_config(_tables(arguments)).data)) if arguments.config else ""
 
 
-def open_place(arguments: Any) -> OpenedTable:
-    """Return the table that *arguments* name.
-
-    Raises:
-      ConfigError: they name no place, or a setting is wrong.
-      TierError: the store cannot be read, or has no table there.
-    """
+def _config_of(arguments: Any) -> TieredConfig:
     tables = _tables(arguments)
     section = tables.get("tiered", {})
     if not isinstance(section, dict):
@@ -44,4 +44,27 @@ def open_place(arguments: Any) -> OpenedTable:
     config = fill(TieredConfig, section | ({"url": arguments.url} if arguments.url else {}), "tiered")
     if not config.url:
         raise ConfigError("no place is given; use --config FILE with tiered.url in it, or --url URL")
-    return open_table(config)
+    return config
+
+
+def open_for_writing(arguments: Any, unique: str, now_ms: int) -> tuple[Objects, ColdTable, str]:
+    """Return the objects and the table that *arguments* name, and the broker's name; *unique* differs in each call.
+
+    Raises as `open_place`.
+    """
+    config = _config_of(arguments)
+    broker, location = open_table(config).broker, TierLocation.of(config, os.environ)
+    objects = open_objects(location, config, unique, now_ms)
+    table = ColdTable(objects, TableLog(objects, location, config), broker)
+    table.open(TABLE_SCHEMA)
+    return objects, table, broker
+
+
+def open_place(arguments: Any) -> OpenedTable:
+    """Return the table that *arguments* name.
+
+    Raises:
+      ConfigError: they name no place, or a setting is wrong.
+      TierError: the store cannot be read, or has no table there.
+    """
+    return open_table(_config_of(arguments))

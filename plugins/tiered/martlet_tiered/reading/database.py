@@ -254,13 +254,13 @@ class IndexDatabase:
         rows = self._file.all("SELECT path, bytes, start, finish, fault FROM files")
         return [IndexedFile(path, size, start, end, fault=fault) for path, size, start, end, fault in rows]
 
-    def files_of_deleted(self) -> list[str]:
-        """Return the paths of files that have messages from before the deletion of their topic."""
-        return [path for (path,) in self._file.all("SELECT path FROM files WHERE has_deleted ORDER BY finish")]
+    def deleted(self) -> tuple[list[str], dict[str, int]]:
+        """Return the paths of files that have messages from before the deletion of their topic, and the deletions.
 
-    def deletions(self) -> dict[str, int]:
-        """Return topics whose deletion is noted in the table, each with the log position of the newest such note."""
-        return dict(self._file.all("SELECT topic, noted FROM deleted WHERE noted > 0"))
+        These are topics whose deletion is noted in the table, each with the log position of the newest note.
+        """
+        paths = self._file.all("SELECT path FROM files WHERE has_deleted ORDER BY finish")
+        return [path for (path,) in paths], dict(self._file.all("SELECT topic, noted FROM deleted WHERE noted > 0"))
 
     def first_offsets(self) -> list[tuple[str, int, int]]:
         """Return the topic, the number and the first offset of each queue that has spans."""

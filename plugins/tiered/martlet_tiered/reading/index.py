@@ -211,7 +211,7 @@ class TierIndex:
         """
         if not self.is_complete:
             return [], {}
-        return await self._ask(lambda database: (database.files_of_deleted(), database.deletions()))
+        return await self._ask(lambda database: database.deleted())
 
     def _set_missing(self, files: Iterable[TableFile]) -> None:
         self._missing = {file.path: file for file in sorted(files, key=newest_first)}

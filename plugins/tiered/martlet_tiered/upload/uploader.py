@@ -79,14 +79,11 @@ class CommitFollower(Protocol):
 class TableUpkeep(Protocol):
     """Rewrites files between two uploads; nothing else writes to the table meanwhile."""
 
-    @property
-    def removed_hours(self) -> int:
-        """Objects that the table has not had for this time are removed."""
-        ...
+    def take_removed_hours(self) -> int | None:
+        """Return for how many hours objects must not have been in the table to be removed now; None: remove nothing.
 
-    @property
-    def collect_s(self) -> float:
-        """How often they are removed, in seconds."""
+        The next time that it returns a number is some hours later.
+        """
         ...
 
     @property
@@ -143,7 +140,6 @@ class Uploader:
         self._bytes_max = min(config.range_bytes, FILE_BYTES)
         self._sessions = self._epoch = 0
         self._trouble = Trouble("the store of objects was not opened yet")
-        self._collect_at = 0.0
 
     # ---- retention
 
@@ -316,12 +312,8 @@ class Uploader:
 
     async def _tidy(self, session: UploadSession) -> None:
         """Write checkpoints and remove leftovers now and then; what fails is done the next time."""
-        now = trio.current_time()
-        collects = now >= self._collect_at
-        if collects:
-            self._collect_at = now + self._upkeep.collect_s
-        if collects or self.progress.ranges % TIDY_RANGES == 0:
-            removed_hours = self._upkeep.removed_hours if collects else None
+        removed_hours = self._upkeep.take_removed_hours()
+        if removed_hours is not None or self.progress.ranges % TIDY_RANGES == 0:
             failure = await self._threads.run(partial(session.tidy, self._clock.now_ms(), removed_hours))
             if failure:
                 logger.warning("the table of the cold tier was not tidied: %s", failure)

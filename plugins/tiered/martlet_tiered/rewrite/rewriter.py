@@ -21,9 +21,10 @@ from martlet_tiered.objects import Objects
 from martlet_tiered.rewrite.dropping import Dropping
 from martlet_tiered.rewrite.merging import Rewritten, merge_files
 from martlet_tiered.rewrite.pacing import PacedThread
+from martlet_tiered.status import PurgeStatus
 from martlet_tiered.table import ColdTable
 
-__all__ = ["Facts", "Upkeep", "UpkeepProgress"]
+__all__ = ["Facts", "Purge", "RewriteProgress", "Rewriter", "new_name"]
 
 logger = logging.getLogger("martlet.tiered")
 
@@ -50,18 +51,26 @@ class Facts(Protocol):
         ...
 
 
-class UpkeepProgress(Struct):
+class RewriteProgress(Struct):
     """Counters since the start; bytes are those of files before and after they were rewritten."""
 
     rewritten_files: int = 0
     rewritten_bytes: int = 0
     stored_bytes: int = 0
     dropped_records: int = 0
-    damaged_files: int = 0
+    unpurged_files: int = 0
+
+
+class Purge(Struct):
+    """A wish to remove the bytes of `topic`, or of all deleted topics if that is empty, at once."""
+
+    topic: str
+    is_over: trio.Event
+    status: PurgeStatus
 
 
 @final
-class Upkeep:
+class Rewriter:
     """Rewrites files of the table of *broker*, one at each `step`; all steps run between two uploads.
 
     Each new file is stored, read back, committed in place of the old one and then told to *facts*. Wherever a broker
@@ -71,10 +80,10 @@ class Upkeep:
     def __init__(
         self, facts: Facts, open_objects: Callable[[], Objects], config: TieredConfig, clock: Clock, broker: str
     ) -> None:
-        self.progress = UpkeepProgress()
+        self.progress = RewriteProgress()
         # Half of the time is for readers of older versions, a quarter until the next look, an eighth for the removal.
-        self.removed_hours: Final = config.deleted_hours // 2
-        self.collect_s: Final = config.deleted_hours * HOUR_S / 8
+        self._removed_hours: Final = config.deleted_hours // 2
+        self._collect_s: Final = config.deleted_hours * HOUR_S / 8
         self._look_s: Final = config.deleted_hours * HOUR_S / 4
         self._facts = facts
         self._open_objects = open_objects
@@ -84,8 +93,10 @@ class Upkeep:
         self._pace = PacedThread()
         self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=DEADLINE_S)
         self._look_at = -1.0
+        self._collect_at = 0.0
         self._number = 0
-        self._skipped: set[str] = set()
+        self._skipped: dict[str, str] = {}  # why it was left as it is; empty if it need not be rewritten
+        self._purges: list[Purge] = []
 
     @property
     def is_due(self) -> bool:
@@ -93,7 +104,24 @@ class Upkeep:
         now = trio.current_time()
         if self._look_at < 0:
             self._look_at = now + FIRST_S
-        return now >= self._look_at
+        return bool(self._purges) or now >= self._look_at
+
+    def take_removed_hours(self) -> int | None:
+        """Return for how many hours objects must not have been in the table to be removed now; None: remove nothing.
+
+        The next time that it returns a number is some hours later.
+        """
+        now = trio.current_time()
+        if now < self._collect_at:
+            return None
+        self._collect_at = now + self._collect_s
+        return self._removed_hours
+
+    def purge(self, topic: str) -> "Purge":
+        """Return a purge of *topic*, or of all deleted topics, which the next steps do."""
+        self._purges.append(Purge(topic, trio.Event(), PurgeStatus()))
+        self._skipped.clear()
+        return self._purges[-1]
 
     def look_now(self) -> None:
         """Let the next `step` look for deleted topics."""
@@ -108,16 +136,40 @@ class Upkeep:
           Refused: the store hangs.
         """
         paths, deletions = await self._facts.files_of_deleted()
-        wanted = [path for path in paths if path not in self._skipped]
+        purge = self._purges[0] if self._purges else None
+        if purge is not None and purge.topic:
+            deletions = {topic: position for topic, position in deletions.items() if topic == purge.topic}
+        wanted = [path for path in paths if path not in self._skipped] if deletions else []
         if wanted:
             files = {file.path: file for file in await self._threads.run(table.files)}
-            await self._purge(table, files[wanted[0]], deletions)
+            dropped = await self._purge(table, files[wanted[0]], deletions)
+            if purge is not None:
+                purge.status.done += bool(dropped)
+                purge.status.messages += dropped
+                purge.status.left = len(wanted) - 1
+        elif purge is not None:
+            await self._end_purge(table, purge, is_known=bool(deletions))
         else:
             self._look_at = trio.current_time() + self._look_s
             self._skipped.clear()
 
-    async def _purge(self, table: ColdTable, file: DataFile, deletions: Mapping[str, int]) -> None:
-        """Rewrite *file* without the records before *deletions*."""
+    async def _end_purge(self, table: ColdTable, purge: "Purge", *, is_known: bool) -> None:
+        status = purge.status
+        if purge.topic and not is_known:
+            status.error = f"topic {purge.topic!r} was not deleted, as far as the table knows"
+        else:
+            status.objects = len(await self._threads.run(partial(table.collect, self._clock.now_ms(), 0)))
+            status.damaged = [f"{path}: {why}" for path, why in self._skipped.items() if why]
+        status.is_over = True
+        purge.is_over.set()
+        self._purges.remove(purge)
+        self._skipped.clear()
+
+    async def _purge(self, table: ColdTable, file: DataFile, deletions: Mapping[str, int]) -> int:
+        """Rewrite *file* without the records before *deletions*; return how many these were."""
+        if file.name is None:
+            self._skip(file, "another program has written it")
+            return 0
         if self._objects is None:
             self._objects = await self._threads.run(self._open_objects)
         steps = merge_files(
@@ -126,15 +178,14 @@ class Upkeep:
         try:
             made = await self._finish(steps)
         except (ObjectDamaged, ObjectMissing) as error:
-            self.progress.damaged_files += 1
-            self._skipped.add(file.path)
-            logger.error("a file of the cold tier keeps messages of deleted topics, because it is damaged: %s", error)
-            return
-        if not made.dropped:  # the deletion is not noted in the table yet
-            self._skipped.add(file.path)
-            return
+            self._skip(file, str(error))
+            return 0
+        if not made.dropped:  # the deletion is not noted in the table yet, or it is of another topic
+            self._skipped[file.path] = ""
+            return 0
         await self._commit(table, [file], made, changes_data=True)
         logger.info("the cold tier has removed %d messages of deleted topics from %s", made.dropped, file.path)
+        return made.dropped
 
     async def _commit(
         self, table: ColdTable, removed: Sequence[DataFile], made: Rewritten, *, changes_data: bool
@@ -147,14 +198,14 @@ class Upkeep:
         self.progress.stored_bytes += sum(file.bytes for file in made.files)
         self.progress.dropped_records += made.dropped
 
+    def _skip(self, file: DataFile, why: str) -> None:
+        self.progress.unpurged_files += 1
+        self._skipped[file.path] = why
+        logger.error("file %r of the cold tier keeps messages of deleted topics: %s", file.path, why)
+
     def _name_for(self, table: ColdTable, *files: DataFile) -> DataName:
-        """Return a new name for what replaces *files*, which are of one date and kind."""
         self._number = max(self._number, table.rewrites) + 1
-        names = [file.name for file in files]
-        begin = min(name.begin for name in names if name is not None)
-        end = max(name.end for name in names if name is not None)
-        assert names[0] is not None
-        return structs.replace(names[0], epoch=table.epoch, begin=begin, end=end, rewrite=self._number, part=0)
+        return new_name(table, files, self._number)
 
     async def _finish(self, steps: Steps[T]) -> T:
         """Run *steps* to the end: requests to the store have a deadline of their own."""
@@ -183,3 +234,15 @@ def _until_blocking(steps: Steps[T]) -> "Steps[Blocking[Any] | _Done[T]]":
         if blocking is not None:
             return blocking  # type: ignore[no-any-return]
         yield
+
+
+def new_name(table: ColdTable, files: Sequence[DataFile], number: int) -> DataName:
+    """Return a name for what replaces *files* of *table*, which brokers have written, all of one date and kind.
+
+    *number* is another one in each call of an owner of the table.
+    """
+    ranges = [(name.begin, name.end) for name in [file.name for file in files] if name is not None]
+    begin, end = min(begin for begin, _ in ranges), max(end for _, end in ranges)
+    name = files[0].name
+    assert name is not None
+    return structs.replace(name, epoch=table.epoch, begin=begin, end=end, rewrite=number, part=0)
