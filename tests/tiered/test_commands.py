@@ -195,7 +195,12 @@ def test_a_broker_with_an_unknown_answer_is_named(tiered: Command, tmp_path: Pat
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / NAME))
         listener.listen()
-        thread = threading.Thread(target=lambda: listener.accept()[0].close())
+
+        def hang_up() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(1000)
+
+        thread = threading.Thread(target=hang_up)
         thread.start()
         code, _, error = tiered("status", "--data", str(tmp_path))
         thread.join()
