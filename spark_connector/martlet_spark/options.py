@@ -30,6 +30,7 @@ __all__ = [
     "SOURCE",
     "START",
     "STREAM",
+    "TIER",
     "Option",
     "Options",
     "named",
@@ -276,32 +277,6 @@ START: Final = (
     ),
     Option("startingOffsetsByTimestamp", _times, None, "the same per queue", '{"Orders": {"0": 1700000000000}}'),
 )
-SOURCE: Final = (
-    *SELECTION,
-    Option("columns", _columns, DEFAULT, "columns to read; others are not decoded", "topic,offset,body,properties"),
-    Option("tags", _same, "", "read only messages with one of these tags", "paid || sent"),
-    Option("sql", _same, "", "read only messages whose properties match this SQL92 expression", "amount > 100"),
-    Option("key", _same, "", "read only messages with this key", "order-4711"),
-    *START,
-    Option(
-        "startingOffsetsByTimestampStrategy",
-        _choice("error", "latest"),
-        "error",
-        "for queues without a message at that time or later: fail, or begin at their end",
-    ),
-    Option("failOnDataLoss", _boolean, True, "fail if messages that were not read yet are gone; otherwise warn"),
-    Option(
-        "undecodableBody",
-        _choice("error", "null", "raw"),
-        "",
-        "a body that cannot be decompressed: fail (error), null, or as stored (raw). Default: error, or null with "
-        "failOnDataLoss=false",
-    ),
-    Option("minPartitions", _integer(1), 0, "lowest number of Spark partitions, if there are that many messages"),
-    Option("maxRecordsPerPartition", _integer(1), 0, "most messages in one Spark partition"),
-    Option("targetPartitionBytes", _bytes, 64 << 20, "size of a Spark partition; smaller queues share one", "64m"),
-    Option("fetchBytes", _bytes, 16 << 20, "how much a task asks a broker for at once; brokers have limits too", "4m"),
-)
 # Options of the cold tier, from which old messages can be read without a broker.
 TIER: Final = (
     Option(
@@ -335,9 +310,35 @@ TIER: Final = (
         "the machine",
     ),
 )
+SOURCE: Final = (
+    *SELECTION,
+    *TIER,
+    Option("columns", _columns, DEFAULT, "columns to read; others are not decoded", "topic,offset,body,properties"),
+    Option("tags", _same, "", "read only messages with one of these tags", "paid || sent"),
+    Option("sql", _same, "", "read only messages whose properties match this SQL92 expression", "amount > 100"),
+    Option("key", _same, "", "read only messages with this key", "order-4711"),
+    *START,
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        _choice("error", "latest"),
+        "error",
+        "for queues without a message at that time or later: fail, or begin at their end",
+    ),
+    Option("failOnDataLoss", _boolean, True, "fail if messages that were not read yet are gone; otherwise warn"),
+    Option(
+        "undecodableBody",
+        _choice("error", "null", "raw"),
+        "",
+        "a body that cannot be decompressed: fail (error), null, or as stored (raw). Default: error, or null with "
+        "failOnDataLoss=false",
+    ),
+    Option("minPartitions", _integer(1), 0, "lowest number of Spark partitions, if there are that many messages"),
+    Option("maxRecordsPerPartition", _integer(1), 0, "most messages in one Spark partition"),
+    Option("targetPartitionBytes", _bytes, 64 << 20, "size of a Spark partition; smaller queues share one", "64m"),
+    Option("fetchBytes", _bytes, 16 << 20, "how much a task asks a broker for at once; brokers have limits too", "4m"),
+)
 BATCH: Final = (
     *SOURCE,
-    *TIER,
     Option(
         "endingOffsets",
         _offsets("latest"),
@@ -410,6 +411,10 @@ class Options:
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
+
+    def get(self, name: str) -> Any:
+        """Return the value of an option, None if it is none of those that were parsed."""
+        return self._values.get(name)
 
     @property
     def security(self) -> Security:

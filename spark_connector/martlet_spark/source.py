@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from martlet_spark.options import BATCH, SINK, STREAM, parse
 from martlet_spark.read.batch import RangePartition, TopicReader, spark_schema
+from martlet_spark.read.cold_stream import ColdStreamReader
 from martlet_spark.read.seam import plan_batch
 from martlet_spark.read.stream import StreamReader
 from martlet_spark.write.sink import BatchWriter, StreamWriter
@@ -51,7 +52,8 @@ class MartletDataSource(DataSource):
         return BatchReader(parse(self.options, BATCH, SPARKS), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(parse(self.options, STREAM, SPARKS), schema)
+        options = parse(self.options, STREAM, SPARKS)
+        return ColdStreamReader(options, schema) if options["tier"] == "cold" else StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         return BatchWriter(parse(self.options, SINK, SPARKS), schema, overwrite=overwrite)

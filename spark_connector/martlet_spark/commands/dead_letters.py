@@ -9,7 +9,17 @@ from martlet.cli.terminal import print_json
 from martlet_remoting.commands.common import plural
 from martlet_remoting.commands.values import moment
 from martlet_spark.commands.replay import GUARANTEES
-from martlet_spark.commands.shared import add_spark, cluster_options, in_spark, look, run_query, size, tasks_shown
+from martlet_spark.commands.shared import (
+    add_spark,
+    add_tier,
+    cluster_options,
+    in_spark,
+    look,
+    reading_options,
+    run_query,
+    size,
+    tasks_shown,
+)
 from martlet_spark.commands.stats import add_rows, print_table
 
 if TYPE_CHECKING:
@@ -30,6 +40,7 @@ def configure_dead_letter(parser: argparse.ArgumentParser) -> None:
     )
     add("--from", dest="start", type=moment("--from"), default=0, metavar="TIME", help="stored at this time or later")
     add("--until", type=moment("--until"), default=0, metavar="TIME", help="stored before this time")
+    add_tier(parser)
     add_rows(parser, "causes to print, the most frequent; default 20")
     add("--export", metavar="PATH", help="write the letters to Parquet files in this directory, which must not exist")
     _add_resend(parser.add_argument_group("to send them again").add_argument)
@@ -55,7 +66,7 @@ def dead_letter(arguments: Any) -> int:
     from martlet_spark.pipelines.dead_letters import PREFIX, Letters, Resend
 
     _check(arguments)
-    source = cluster_options(arguments)
+    source = reading_options(arguments)
     look({**source, "subscribe": PREFIX + arguments.group})
     letters = Letters(arguments.group, arguments.where, arguments.start, arguments.until)
     if not arguments.resend:
@@ -124,7 +135,7 @@ def _resend(arguments: Any, source: Mapping[str, str], letters: "Letters", plan:
 
     def work(session: "SparkSession", show: "Show") -> "StreamReport":
         nonlocal left_out
-        report = resend(session, source, letters, plan, show)
+        report = resend(session, source, letters, plan, show, cluster_options(arguments))
         left_out = report.counted[LEFT_OUT]
         return report
 

@@ -30,6 +30,7 @@ examples:
   martlet pipeline stats Orders --to /data/stats --format csv
   martlet pipeline replay Orders --to Orders.again --checkpoint /data/again --from 2026-03-01T12:00 --rate 1000
   martlet pipeline replay --archive /data/archive --to Orders --checkpoint /data/replay --where "topic = 'Orders'"
+  martlet pipeline replay Orders --tier s3://lake/broker-a --to Orders.again --checkpoint /data/again
   martlet pipeline dead-letter billing                           how many dead letters of each cause, with an example
   martlet pipeline dead-letter billing --by error                by a property of the application's too
   martlet pipeline dead-letter billing --where "origin_topic = 'Orders'" --export /data/letters

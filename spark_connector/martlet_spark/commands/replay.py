@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from martlet.cli.outcome import UsageError
 from martlet_remoting.commands.values import moment, sql, whole
-from martlet_spark.commands.shared import add_spark, add_topics, cluster_options, run_query, size, source_of
+from martlet_spark.commands.shared import add_spark, add_tier, add_topics, cluster_options, run_query, size, source_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +21,13 @@ GUARANTEES: Final = ("exactly-once", "at-least-once")
 def configure_replay(parser: argparse.ArgumentParser) -> None:
     add_topics(parser)
     add = parser.add_argument
-    add("--archive", default="", metavar="PATH", help="replay this archive instead of topics")
+    add_tier(parser)
+    add(
+        "--archive",
+        default="",
+        metavar="PATH",
+        help="replay this archive instead of topics, or all topics of the cold tier at this URL",
+    )
     add("--to", required=True, metavar="TOPIC", help="topic to send to")
     add(
         "--checkpoint",
@@ -72,11 +78,18 @@ def replay(arguments: Any) -> int:
 
 def _source(arguments: Any) -> dict[str, str] | str:
     """Return the options of the topics, or the path of the archive."""
+    from martlet_spark.pipelines.archive_log import tier_of
+
     if sum(map(bool, (arguments.topic, arguments.pattern, arguments.archive))) != 1:
         raise UsageError("give topics, --pattern or --archive, one of them; see --help")
+    if arguments.archive and arguments.tier:
+        raise UsageError("--archive and --tier both say where to read; give one of them")
+    tier = tier_of(arguments.archive) if arguments.archive else ""
+    if tier:
+        arguments.archive, arguments.tier, arguments.pattern = "", tier, ".*"
+    if arguments.sql and (arguments.archive or arguments.tier):
+        raise UsageError("--sql is for topics of brokers; use --where for an archive and a cold tier")
     if arguments.archive:
-        if arguments.sql:
-            raise UsageError("--sql is for topics; use --where for an archive")
         path: str = arguments.archive
         return path
     source = source_of(arguments)

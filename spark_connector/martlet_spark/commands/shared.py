@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Source",
     "add_spark",
+    "add_tier",
     "add_topics",
     "as_command",
     "cluster_options",
     "in_spark",
     "look",
     "print_report",
+    "reading_options",
     "run_query",
     "size",
     "source_of",
@@ -50,6 +52,8 @@ NAMES: Final = {
     "tlsInsecure": "--tls-insecure",
     "accessKey": "--access-key",
     "secretKey": "--secret-file",
+    "option tierUrl": "option --tier",
+    "the tierUrl": "the tiered.url",
 }
 SOURCE_NAME: Final = re.compile(rf"\b(?:{'|'.join(NAMES)})\b")
 
@@ -57,6 +61,11 @@ SOURCE_NAME: Final = re.compile(rf"\b(?:{'|'.join(NAMES)})\b")
 def add_topics(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", nargs="*", help="topics to read")
     parser.add_argument("--pattern", metavar="REGEX", help="read the topics that match, also those created later")
+
+
+def add_tier(parser: argparse.ArgumentParser) -> None:
+    text = "read the table of a broker's cold tier (its tiered.url) instead of brokers, which may be stopped"
+    parser.add_argument("--tier", metavar="URL", default="", help=text)
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:
@@ -89,9 +98,15 @@ def source_of(arguments: Any) -> Source:
     if bool(arguments.topic) == bool(arguments.pattern):
         raise UsageError("give topics or --pattern, one of them; see --help")
     chosen = {"subscribePattern": arguments.pattern} if arguments.pattern else {"subscribe": ",".join(arguments.topic)}
-    options = {**cluster_options(arguments), **chosen}
+    options = {**reading_options(arguments), **chosen}
     look(options)
     return options
+
+
+def reading_options(arguments: Any) -> Source:
+    """Return the source's options for the connection, or for the cold tier that *arguments* name."""
+    url = getattr(arguments, "tier", "")
+    return {"tier": "cold", "tierUrl": url} if url else cluster_options(arguments)
 
 
 def as_command(text: str) -> str:
@@ -119,9 +134,16 @@ def look(options: Source) -> None:
     from martlet_spark.connection import ConnectionBroken
     from martlet_spark.errors import ReadError
     from martlet_spark.options import SOURCE, parse
+    from martlet_spark.read.seam import places_of
+    from martlet_spark.read.tier_place import plain_errors
     from martlet_spark.read.topics import Subscribed
 
     parsed = parse(options, SOURCE)
+    if parsed["tier"] == "cold":
+        with plain_errors():
+            for place in places_of(parsed):
+                place.open()
+        return
     timeout_s = min(parsed["timeoutMs"], LOOK_MS) / 1000
     try:
         Subscribed(Cluster(parsed["endpoints"], parsed.security, timeout_s), parsed).bounds()

@@ -7,7 +7,7 @@ from martlet.cli.outcome import Exit, UsageError
 from martlet.cli.terminal import print_json, table
 from martlet_remoting.commands.common import plural
 from martlet_remoting.commands.values import duration, moment, whole
-from martlet_spark.commands.shared import add_spark, add_topics, in_spark, source_of, tasks_shown
+from martlet_spark.commands.shared import add_spark, add_tier, add_topics, in_spark, source_of, tasks_shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,6 +19,7 @@ __all__ = ["add_rows", "configure_stats", "print_table", "stats"]
 
 def configure_stats(parser: argparse.ArgumentParser) -> None:
     add_topics(parser)
+    add_tier(parser)
     add = parser.add_argument
     add("--window", type=duration("--window"), default=60_000, metavar="TIME", help="length of a window; default 1m")
     add("--from", dest="start", type=moment("--from"), metavar="TIME", help="messages stored at this time or later")
@@ -42,6 +43,8 @@ def stats(arguments: Any) -> int:
 
     if arguments.window % 1000:
         raise UsageError("--window is not a number of whole seconds; give for example 10s or 5m")
+    if arguments.group and arguments.tier:
+        raise UsageError("--group needs brokers, which know what it has consumed; leave --group or --tier out")
     if arguments.plot:
         check_plot(arguments.plot)
     source = {**source_of(arguments), **_times(arguments)}

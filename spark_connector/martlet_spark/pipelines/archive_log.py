@@ -23,10 +23,11 @@ from martlet_spark.pipelines.unfinished import batch_of
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["ArchiveLog", "RowPlace", "Slice", "advance", "kind_of", "open_log", "slices"]
+__all__ = ["ArchiveLog", "RowPlace", "Slice", "advance", "kind_of", "open_log", "slices", "tier_of"]
 
 DELTA_LOG: Final = "_delta_log"
 SPARK: Final = "spark"
+TABLE: Final = "table"  # the folder of a cold tier that has its table
 
 
 def kind_of(path: str) -> str:
@@ -50,6 +51,17 @@ def kind_of(path: str) -> str:
         if found or (not location.is_s3 and _has_parquet(root)):
             return SPARK
     raise PipelineError(f"{path!r} is not an archive; give the path that `martlet pipeline archive --to` had")
+
+
+def tier_of(path: str) -> str:
+    """Return the URL of the cold tier at *path*, which may also be that of its table; empty if there is none."""
+    if is_remote(path):
+        return ""
+    location = Location.of(path.rstrip("/").removesuffix(f"/{TABLE}"))
+    filesystem, root = location.open()
+    with location.plain_errors():
+        [info] = filesystem.get_file_info([f"{root}/{TABLE}/{DELTA_LOG}"])
+    return location.path if info.type is pafs.FileType.Directory else ""
 
 
 def _has_parquet(root: str) -> bool:

@@ -106,9 +106,16 @@ def read_letters(session: "SparkSession", source: Mapping[str, str], letters: Le
 
 
 def resend(
-    session: "SparkSession", source: Mapping[str, str], letters: Letters, plan: Resend, show: Show = ignore
+    session: "SparkSession",
+    source: Mapping[str, str],
+    letters: Letters,
+    plan: Resend,
+    show: Show = ignore,
+    cluster: Mapping[str, str] | None = None,
 ) -> StreamReport:
     """Send *letters* again, each exactly once; skip letters that were sent with this checkpoint before.
+
+    They are sent to *cluster*, which are the options of the sink for its connection; default: those of *source*.
 
     Each copy has the letter's place in the dead letter topic in its properties; the letters stay in that topic. The
     report counts letters that do not name their first topic as ``left_out``, unless all go to one topic.
@@ -124,7 +131,7 @@ def resend(
         stream = session.readStream.format("martlet").options(**letters.options(source), **limits).load()
         rows = letters.select(stream).withColumn("to", _target(plan))
         rows = rows.observe(OBSERVED + LEFT_OUT, F.count_if(F.isnull("to")).alias("count")).where("`to` IS NOT NULL")
-        writer = send_again(rows, source, plan.checkpoint, plan.topic, plan.guarantee)
+        writer = send_again(rows, source if cluster is None else cluster, plan.checkpoint, plan.topic, plan.guarantee)
         bind(session, plan.checkpoint, choices)
         query = writer.trigger(availableNow=True).start()
         return follow_query(query, show, observed=(SENT, LEFT_OUT, UNDECODED))

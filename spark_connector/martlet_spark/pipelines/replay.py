@@ -33,6 +33,7 @@ from martlet_spark.pipelines.progress import (
 from martlet_spark.pipelines.session import plain_errors
 from martlet_spark.pipelines.storage import Location
 from martlet_spark.read.offsets import decode
+from martlet_spark.read.seam import bounds_of
 from martlet_spark.read.topics import Subscribed
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _is_idle(progress: Mapping[str, Any]) -> bool:
 
 def _end_predicate(source: Mapping[str, str]) -> Done:
     """Return the predicate on a query's progress that is true once it has read all messages that are there now."""
-    heads = {queue: end for queue, (_, end) in Subscribed.of(source).bounds().items()}
+    heads = {queue: end for queue, (_, end) in bounds_of(source).items()}
 
     def reached(progress: Mapping[str, Any]) -> bool:
         text = progress["sources"][0]["endOffset"]

@@ -21,19 +21,25 @@ __all__ = ["ColdTopics"]
 class ColdTopics:
     """The topics and queues in the tables at *places* that the options subscribe, subscribePattern or assign select.
 
-    Messages outside of *window* may lack. `histories` has what each table has.
+    Messages outside of *window* may lack. `histories` has what each table has. *known* are earlier ones, of the same
+    options, from which tables are taken that have not changed.
 
     Raises:
       ReadError: a table cannot be read.
     """
 
-    def __init__(self, places: Sequence[TierPlace], options: Options, window: Window) -> None:
+    def __init__(
+        self, places: Sequence[TierPlace], options: Options, window: Window, known: "ColdTopics | None" = None
+    ) -> None:
         check_selection(options)
         self._assign: Mapping[str, tuple[str, ...]] | None = options["assign"]
         self._names: Sequence[str] = options["subscribe"] or tuple(self._assign or ())
         topics = TopicSet(self._names, options["subscribePattern"])
         with plain_errors():
-            self.histories: Sequence[History] = [read_history(place, topics, window) for place in places]
+            before: Sequence[History | None] = known.histories if known is not None else [None] * len(places)
+            self.histories: Sequence[History] = [
+                read_history(place, topics, window, history) for place, history in zip(places, before, strict=True)
+            ]
             if self._missing() and any(history.is_pruned for history in self.histories):
                 self.histories = [read_history(place, topics) for place in places]
 

@@ -171,8 +171,12 @@ class History:
             first += count
 
 
-def read_history(place: TierPlace, topics: TopicSet, window: Window | None = None) -> History:
+def read_history(
+    place: TierPlace, topics: TopicSet, window: Window | None = None, known: History | None = None
+) -> History:
     """Return what the newest version of the table at *place* has of *topics*; messages outside of *window* may lack.
+
+    If *known*, an earlier answer, is of this version, it is returned.
 
     Raises:
       TierError: the store does not answer, or the table cannot be read.
@@ -180,14 +184,16 @@ def read_history(place: TierPlace, topics: TopicSet, window: Window | None = Non
     window = window or Window()
     for _ in range(TRIES - 1):
         try:
-            return _read(place, topics, window, is_last=False)
+            return _read(place, topics, window, known, is_last=False)
         except ObjectMissing as error:
             log.info("a file of the cold tier was replaced in the meantime, reading its table again: %s", error)
-    return _read(place, topics, window, is_last=True)
+    return _read(place, topics, window, known, is_last=True)
 
 
-def _read(place: TierPlace, topics: TopicSet, window: Window, *, is_last: bool) -> History:
+def _read(place: TierPlace, topics: TopicSet, window: Window, known: History | None, *, is_last: bool) -> History:
     table = place.open()
+    if known is not None and known.version == table.version:
+        return known
     chosen = [file for file in table.files if topics.may_be_in(file)]
     timely = [file for file in chosen if window.may_be_in(file)]
     files = list(table.each(timely, lambda file: _load(table, file, topics, is_last), REQUESTS_MAX))

@@ -13,12 +13,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import Bounds, Cluster
 from martlet_spark.errors import OptionError, ReadError
-from martlet_spark.options import Options
+from martlet_spark.options import SELECTION, TIER, Options, named, parse
 from martlet_spark.read.cold_rows import last_identity
 from martlet_spark.read.cold_topics import ColdTopics
 from martlet_spark.read.history import REQUESTS_MAX, History, TopicSet, Window, read_history
@@ -30,7 +30,7 @@ from martlet_spark.read.tier_place import TierPlace, plain_errors
 from martlet_spark.read.topics import Subscribed, query_bounds
 from martlet_spark.read.watching import MessageSizes
 
-__all__ = ["check_whole", "places_of", "plan_batch"]
+__all__ = ["StreamSeam", "bounds_of", "cold_ranges", "places_of", "plan_batch"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -71,10 +71,24 @@ def places_of(options: Options) -> tuple[TierPlace, ...]:
         return ()
     if options["tier"] == "cold" and not options["tierUrl"]:
         raise OptionError("option tier is cold, and tierUrl is missing; give the tiered.url of the broker")
-    if options["tier"] == "cold" and options["sql"]:
+    if options["tier"] == "cold" and options.get("sql"):
         raise OptionError("option sql needs brokers, and tier is cold; filter after load(), or leave tier out")
     names = ("tierEndpoint", "tierRegion", "tierCredentialsFile")
     return TierPlace.of(options["tierUrl"], *(options[name] for name in names))
+
+
+def bounds_of(source: Mapping[str, str]) -> dict[MessageQueue, Bounds]:
+    """Return the bounds of the queues that *source*, the options of a batch or a stream, selects.
+
+    Raises:
+      OptionError: an option is invalid.
+      ReadError: a table cannot be read, or a broker does not answer.
+    """
+    known = (*SELECTION, *TIER)
+    options = parse(named(source, known), known)
+    if options["tier"] == "cold":
+        return ColdTopics(places_of(options), options, Window()).bounds()
+    return Subscribed.of(source).bounds()
 
 
 def _window(options: Options) -> Window:
@@ -83,14 +97,21 @@ def _window(options: Options) -> Window:
 
 def _plan_cold(places: Sequence[TierPlace], options: Options) -> list[Range]:
     topics = ColdTopics(places, options, _window(options))
-    with plain_errors():
-        bounds = query_bounds(topics, options)
-        ranges = [each for history in topics.histories for each in history.ranges(_of_broker(bounds, history.broker))]
-    check_whole(bounds, ranges, topics.histories, fails=options["failOnDataLoss"])
+    return cold_ranges(topics, query_bounds(topics, options), fails=options["failOnDataLoss"])
+
+
+def cold_ranges(topics: ColdTopics, bounds: AllBounds, *, fails: bool) -> list[Range]:
+    """Return the rows of the tables of *topics* with all messages in *bounds*.
+
+    Raises:
+      DataLost: some are missing, and the query *fails* on loss.
+    """
+    ranges = [each for history in topics.histories for each in history.ranges(_of_broker(bounds, history.broker))]
+    _check_whole(bounds, ranges, topics.histories, fails=fails)
     return ranges
 
 
-def check_whole(bounds: AllBounds, ranges: Sequence[Range], histories: Sequence[History], *, fails: bool) -> None:
+def _check_whole(bounds: AllBounds, ranges: Sequence[Range], histories: Sequence[History], *, fails: bool) -> None:
     """Fail, or warn, if *ranges* lack messages of *bounds*."""
     faults = [fault for history in histories for fault in history.faults]
     ends = {queue: start for queue, (start, _) in bounds.items()}
@@ -113,9 +134,8 @@ def _divide(
     Raises:
       ReadError: a table cannot be read, or is of a broker that is away.
     """
-    left = dict(bounds)
     topics = TopicSet({queue.topic for queue in bounds})
-    cold: list[Range] = []
+    histories: list[History] = []
     for place in places:
         with plain_errors():
             history = read_history(place, topics, window)
@@ -125,9 +145,24 @@ def _divide(
             ):
                 # Clocks may have gone back: the time of an offset says nothing for sure about the next ones.
                 history = read_history(place, topics)
-            _check_known(subscribed, history)
-            seams = {queue: history.seam(queue, start, end) for queue, (start, end) in own.items() if start < end}
-            wanted = {queue: (own[queue][0], seam) for queue, seam in seams.items() if seam > own[queue][0]}
+        histories.append(history)
+    return divided(subscribed, histories, bounds)
+
+
+def divided(subscribed: Subscribed, histories: Sequence[History], bounds: AllBounds) -> tuple[list[Range], AllBounds]:
+    """Return the rows of the tables *histories* to read of *bounds*, and what is left to read from the brokers.
+
+    Raises:
+      ReadError: a table cannot be read, or is of a broker that is away.
+    """
+    left = dict(bounds)
+    cold: list[Range] = []
+    for history in histories:
+        _check_known(subscribed, history)
+        own = _of_broker(bounds, history.broker)
+        seams = {queue: history.seam(queue, start, end) for queue, (start, end) in own.items() if start < end}
+        wanted = {queue: (own[queue][0], seam) for queue, seam in seams.items() if seam > own[queue][0]}
+        with plain_errors():
             ranges = _verified(subscribed, history.ranges(wanted))
         cold += ranges
         for each in ranges:
@@ -161,3 +196,51 @@ def _verified(subscribed: Subscribed, ranges: Sequence[Range]) -> list[Range]:
 
 def _of_broker(bounds: AllBounds, broker: str) -> dict[MessageQueue, Bounds]:
     return {queue: each for queue, each in bounds.items() if queue.broker_name == broker}
+
+
+@final
+class StreamSeam:
+    """The tables from which a stream with *options* reads what it is behind; on its driver.
+
+    They are read again when a batch needs more than they have, and not any more once that is nothing.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._places = () if options["sql"] else places_of(options)
+        self._known: Sequence[History | None] = [None] * len(self._places)
+        self._topics: frozenset[str] = frozenset()
+
+    def divide(self, subscribed: Subscribed, bounds: AllBounds) -> tuple[list[Range], AllBounds]:
+        """Return the rows of tables to read of *bounds*, and what is left to read from the brokers.
+
+        Raises:
+          ReadError: a table cannot be read, or is of a broker that is away.
+        """
+        if not self._places or not bounds:
+            return [], bounds
+        names = frozenset(queue.topic for queue in bounds)
+        known = [history for history in self._known if history is not None]
+        if known and names <= self._topics and _have_all(known, bounds):
+            return divided(subscribed, known, bounds)
+        before = self._known if names <= self._topics else [None] * len(self._places)
+        self._topics |= names
+        with plain_errors():
+            histories = [
+                read_history(place, TopicSet(self._topics), None, history)
+                for place, history in zip(self._places, before, strict=True)
+            ]
+        self._known = histories
+        cold, left = divided(subscribed, histories, bounds)
+        if not cold:
+            self._places = ()  # the query has caught up with the tables
+        return cold, left
+
+
+def _have_all(histories: Sequence[History], bounds: AllBounds) -> bool:
+    brokers = {history.broker for history in histories}
+    lack = any(
+        history.seam(queue, *each) < each[1]
+        for history in histories
+        for queue, each in _of_broker(bounds, history.broker).items()
+    )
+    return not lack and all(queue.broker_name in brokers for queue in bounds)

@@ -10,7 +10,7 @@ from martlet_remoting.wire.routes import TopicRoute
 from martlet_spark.cluster import Bounds, Cluster, UnknownTopic
 from martlet_spark.connection import attempts
 from martlet_spark.errors import OptionError, ReadError
-from martlet_spark.options import SELECTION, Options, named, parse
+from martlet_spark.options import SELECTION, TIER, Options, named, parse
 from martlet_spark.read.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
 
 __all__ = ["QueryBound", "QueueBounds", "Subscribed", "check_selection", "query_bounds"]
@@ -61,8 +61,9 @@ class Subscribed:
         Raises:
           OptionError: an option is invalid.
         """
-        options = parse(named(source, SELECTION), SELECTION)
-        return cls(Cluster(options["endpoints"], options.security, options["timeoutMs"] / 1000), options)
+        known = (*SELECTION, *TIER)
+        options = parse(named(source, known), known)
+        return cls(Cluster(options["endpoints"] or (), options.security, options["timeoutMs"] / 1000), options)
 
     def routes(self, known: Collection[MessageQueue] = ()) -> Mapping[str, TopicRoute]:
         """Return the topics' routes, up to some seconds old; topics of *known* that are gone are left out.
