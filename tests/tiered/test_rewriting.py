@@ -1,6 +1,6 @@
 """Files of the table lose the messages of deleted topics, and nothing else, whatever fails and whenever."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -194,9 +194,9 @@ async def test_a_store_that_returns_other_data_is_noticed(
 class Tended:
     """An uploader with an index, whose upkeep looks for deleted topics when it is told to."""
 
-    def __init__(self, store: Store, place: Place, folder: Path) -> None:
+    def __init__(self, store: Store, place: Place, folder: Path, **settings: Any) -> None:
         self.store = store
-        config = place.tier.config(range_bytes=3000, range_ms=1)
+        config = place.tier.config(**{"range_bytes": 3000, "range_ms": 1, "compact_bytes": 0, **settings})
         self.index = TierIndex(store, str(folder / FILE_NAME), place.tier.url, place.tier.objects(), IoThreads("store"))
         self.uploader, self.rewriter = uploader_of(store, place, config, self.index)
 
@@ -210,8 +210,8 @@ class Tended:
 
 
 @asynccontextmanager
-async def tended(store: Store, place: Place, folder: Path) -> AsyncIterator[Tended]:
-    made = Tended(store, place, folder)
+async def tended(store: Store, place: Place, folder: Path, **settings: Any) -> AsyncIterator[Tended]:
+    made = Tended(store, place, folder, **settings)
     await made.index.begin()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.index.run)
@@ -293,12 +293,12 @@ async def test_a_deletion_that_is_not_in_the_table_yet_changes_no_file(tmp_path:
 STEPS = 17
 
 
-async def purge_or_die(made: Tended) -> None:
+async def purge_or_die(made: Tended, work: Callable[[Tended], Awaitable[None]] = Tended.purge) -> None:
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.index.run)
             nursery.start_soon(made.uploader.run)
-            await made.purge()
+            await work(made)
             raise Killed
     except* Killed:
         pass

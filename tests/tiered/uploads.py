@@ -250,7 +250,7 @@ class Knows(CommitFollower, Facts, Protocol):
 def uploader_of(store: Store, place: Place, config: TieredConfig, followed: Knows) -> tuple[Uploader, Rewriter]:
     """Return an uploader of *store*, which does not run yet, and its upkeep."""
     run, clock = place.worker(store), ManualClock(now_ms())
-    rewriter = Rewriter(followed, place.objects, config, clock, place.broker)
+    rewriter = Rewriter(followed, place.objects, lambda: store.first_position, config, clock, place.broker)
     return Uploader(store, config, clock, place.table, run, followed, rewriter, place.broker, uuid4().hex), rewriter
 
 

@@ -116,3 +116,25 @@ class TieredConfig(Settings):
         low=8,
         high=8_760,
     )
+    reserved_days: int = setting(
+        0,
+        "days for which the store keeps messages, by the day on which they were stored; whole days are removed, one an "
+        "hour at most; 0: forever",
+        unit="days",
+        low=0,
+        high=36_500,
+    )
+    reserved_bytes: int = setting(
+        0,
+        "bytes of files in the store; beyond that, the oldest day is removed, one an hour at most, never today; 0: no "
+        "limit",
+        unit="bytes",
+        low=0,
+    )
+    compact_bytes: int = setting(
+        8 << 20,
+        "files of past days that are smaller than this become one file, of up to 24 MiB; 0: files stay as they are",
+        unit="bytes",
+        low=0,
+        high=16 << 20,
+    )

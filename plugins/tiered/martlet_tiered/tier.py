@@ -65,7 +65,9 @@ class ObjectTier(ReadsOfTier):
         self._reads = StoreReads(self._objects, threads, config.cache_bytes)
         self.reader = TierReader(self.name, self.index, self._reads, self._refresh)
         owner = broker.ids.unique()
-        self.rewriter: Final = Rewriter(self.index, self._open_objects, config, broker.clock, name)
+        self.rewriter: Final = Rewriter(
+            *(self.index, self._open_objects, lambda: store.first_position, config, broker.clock, name)
+        )
         self.uploader: Final = Uploader(
             *(store, config, broker.clock, self._open_table, self._run_worker, self.index, self.rewriter, name, owner)
         )

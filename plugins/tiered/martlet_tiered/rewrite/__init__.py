@@ -1,1 +1,1 @@
-"""Rewriting files of the cold tier without the records of deleted topics."""
+"""Rewriting files of the cold tier: without the records of deleted topics, and many small ones as one."""

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from martlet.runtime.checksum import crc32_each
 from martlet.runtime.steps import Steps, off_loop
 from martlet_columns.records import Integers, Records
-from martlet_tiered.errors import ObjectDamaged
+from martlet_tiered.errors import ObjectDamaged, TierError
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.fields import topics_of
 from martlet_tiered.format.footer import FileFooter
@@ -28,7 +28,7 @@ from martlet_tiered.objects import Objects
 from martlet_tiered.rewrite.dropping import Dropping
 from martlet_tiered.rewrite.sources import SourceFile, open_source
 
-__all__ = ["FILE_BYTES", "Rewritten", "merge_files", "store_file"]
+__all__ = ["FILE_BYTES", "Rewritten", "TangledQueues", "merge_files", "store_file"]
 
 # A new file ends after the row group with which it has this size.
 FILE_BYTES: Final = 32 << 20
@@ -45,6 +45,10 @@ ENTRY: Final = np.dtype(
         *(("source", "i4"), ("group", "i4"), ("row", "i4")),
     ]
 )
+
+
+class TangledQueues(TierError):
+    """Several files have different messages with one offset of a queue, as after a restore of an old data directory."""
 
 
 class Rewritten(Struct):
@@ -77,6 +81,7 @@ def merge_files(
     Raises:
       ObjectDamaged: a record of *files* is damaged, or a new file is not what was stored.
       ObjectMissing: the store has no such file.
+      TangledQueues: the messages of a queue do not ascend by offset and position; they cannot be in one file.
       TierError: the store cannot be used.
     """
     sources = []
@@ -86,6 +91,8 @@ def merge_files(
     if len(files) == 1 and not any(map(dropping.touches, sources[0].footer.spans)):
         return Rewritten([], [], files[0].rows or 0, 0)
     rows, ranks, dropped = yield from _sorted_entries(sources, dropping)
+    if len(files) > 1 and name.kind != "internal" and _is_tangled(rows, ranks):
+        raise TangledQueues(f"messages of a queue in {len(files)} files from {files[0].path!r} on do not ascend")
     found = Rewritten([], [], len(rows), dropped)
     if not len(rows) or (not dropped and len(files) == 1):
         return found
@@ -142,6 +149,12 @@ def _sorted_entries(sources: Sequence[SourceFile], dropping: Dropping) -> Steps[
         yield
         sorting = sorting[np.argsort(key[sorting], kind="stable")]
     return rows[sorting], ranks[sorting], dropped
+
+
+def _is_tangled(rows: Integers, ranks: Integers) -> bool:
+    is_same = (np.diff(ranks) == 0) & (np.diff(rows["queue"]) == 0)
+    ascends = (np.diff(rows["offset"]) > 0) & (np.diff(rows["position"]) > 0)
+    return bool((is_same & ~ascends).any())
 
 
 def _entries(records: Records, numbers: dict[str, int], dropping: Dropping) -> Steps[Integers]:

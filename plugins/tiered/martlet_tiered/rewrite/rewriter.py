@@ -1,7 +1,9 @@
-"""Keeps the table tidy between two uploads: one file at a time loses the messages of deleted topics."""
+"""Keeps the table tidy between two uploads: one file at a time loses the messages of deleted topics, the oldest day
+expires, and small files become one.
+"""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, final
 
@@ -19,8 +21,9 @@ from martlet_tiered.format.footer import FileFooter
 from martlet_tiered.names import DataName
 from martlet_tiered.objects import Objects
 from martlet_tiered.rewrite.dropping import Dropping
-from martlet_tiered.rewrite.merging import Rewritten, merge_files
+from martlet_tiered.rewrite.merging import Rewritten, TangledQueues, merge_files
 from martlet_tiered.rewrite.pacing import PacedThread
+from martlet_tiered.rewrite.planning import expired_files, overdue_days, small_files
 from martlet_tiered.status import PurgeStatus
 from martlet_tiered.table import ColdTable
 
@@ -31,6 +34,7 @@ logger = logging.getLogger("martlet.tiered")
 T = TypeVar("T")
 
 HOUR_S: Final = 3600.0
+OVERDUE_DAYS: Final = 2
 # The first look for deleted topics comes soon after a start: the broker may never run for long.
 FIRST_S: Final = 60.0
 # Time for one object.
@@ -59,6 +63,9 @@ class RewriteProgress(Struct):
     stored_bytes: int = 0
     dropped_records: int = 0
     unpurged_files: int = 0
+    merged_files: int = 0
+    expired_files: int = 0
+    expired_bytes: int = 0
 
 
 class Purge(Struct):
@@ -78,21 +85,27 @@ class Rewriter:
     """
 
     def __init__(
-        self, facts: Facts, open_objects: Callable[[], Objects], config: TieredConfig, clock: Clock, broker: str
+        self,
+        facts: Facts,
+        open_objects: Callable[[], Objects],
+        log_begin: Callable[[], int],
+        config: TieredConfig,
+        clock: Clock,
+        broker: str,
     ) -> None:
         self.progress = RewriteProgress()
-        # Half of the time is for readers of older versions, a quarter until the next look, an eighth for the removal.
-        self._removed_hours: Final = config.deleted_hours // 2
-        self._collect_s: Final = config.deleted_hours * HOUR_S / 8
-        self._look_s: Final = config.deleted_hours * HOUR_S / 4
+        self._config = config
         self._facts = facts
+        self._log_begin = log_begin
         self._open_objects = open_objects
         self._objects: Objects | None = None
         self._clock = clock
         self._broker = broker
         self._pace = PacedThread()
         self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=DEADLINE_S)
-        self._look_at = -1.0
+        self._look_at = self._tend_at = -1.0
+        self._expire_at = 0.0
+        self._unmerged: set[str] = set()  # files that cannot become one with others
         self._collect_at = 0.0
         self._number = 0
         self._skipped: dict[str, str] = {}  # why it was left as it is; empty if it need not be rewritten
@@ -103,8 +116,8 @@ class Rewriter:
         """Whether `step` may have something to do."""
         now = trio.current_time()
         if self._look_at < 0:
-            self._look_at = now + FIRST_S
-        return bool(self._purges) or now >= self._look_at
+            self._look_at = self._tend_at = now + FIRST_S
+        return bool(self._purges) or now >= min(self._look_at, self._tend_at)
 
     def take_removed_hours(self) -> int | None:
         """Return for how many hours objects must not have been in the table to be removed now; None: remove nothing.
@@ -114,8 +127,9 @@ class Rewriter:
         now = trio.current_time()
         if now < self._collect_at:
             return None
-        self._collect_at = now + self._collect_s
-        return self._removed_hours
+        # Half of the time is for readers of older versions, a quarter until the next look, an eighth for the removal.
+        self._collect_at = now + self._config.deleted_hours * HOUR_S / 8
+        return self._config.deleted_hours // 2
 
     def purge(self, topic: str) -> "Purge":
         """Return a purge of *topic*, or of all deleted topics, which the next steps do."""
@@ -124,12 +138,12 @@ class Rewriter:
         return self._purges[-1]
 
     def look_now(self) -> None:
-        """Let the next `step` look for deleted topics."""
-        self._look_at = trio.current_time()
+        """Let the next `step` look for deleted topics, expired days and small files."""
+        self._look_at = self._tend_at = self._expire_at = trio.current_time()
         self._skipped.clear()
 
     async def step(self, table: ColdTable) -> None:
-        """Rewrite one file of *table*, of which this broker is the owner, if there is one to rewrite.
+        """Rewrite or remove some files of *table*, of which this broker is the owner, if that is due; one commit.
 
         Raises:
           TierError: the store or the table cannot be used; the file may be rewritten or not.
@@ -139,10 +153,11 @@ class Rewriter:
         purge = self._purges[0] if self._purges else None
         if purge is not None and purge.topic:
             deletions = {topic: position for topic, position in deletions.items() if topic == purge.topic}
-        wanted = [path for path in paths if path not in self._skipped] if deletions else []
-        if wanted:
-            files = {file.path: file for file in await self._threads.run(table.files)}
-            dropped = await self._purge(table, files[wanted[0]], deletions)
+        is_look = purge is not None or trio.current_time() >= self._look_at
+        files = await self._threads.run(table.files)
+        wanted = [file for file in files if file.path in set(paths).difference(self._skipped)]
+        if wanted and deletions and is_look:
+            dropped = await self._purge(table, wanted[0], deletions)
             if purge is not None:
                 purge.status.done += bool(dropped)
                 purge.status.messages += dropped
@@ -150,8 +165,49 @@ class Rewriter:
         elif purge is not None:
             await self._end_purge(table, purge, is_known=bool(deletions))
         else:
-            self._look_at = trio.current_time() + self._look_s
-            self._skipped.clear()
+            if is_look:
+                self._look_at = trio.current_time() + self._config.deleted_hours * HOUR_S / 4
+                self._skipped.clear()
+            await self._tend(table, files, self._unmerged.union(paths))
+
+    async def _tend(self, table: ColdTable, files: Sequence[DataFile], excluded: Container[str]) -> None:
+        """Remove the oldest day of *files* if it has expired; otherwise make one of small files."""
+        now_ms, config = self._clock.now_ms(), self._config
+        if trio.current_time() >= self._expire_at:
+            days, bytes_max = config.reserved_days, config.reserved_bytes
+            expired = expired_files(files, now_ms, days, bytes_max, self._log_begin())
+            if expired:
+                self._expire_at = trio.current_time() + HOUR_S
+                await self._expire(table, expired, overdue_days(files, now_ms, days))
+                return
+        small = small_files(files, now_ms, config.compact_bytes, excluded)
+        if small:
+            await self._merge(table, small)
+        else:
+            self._tend_at = trio.current_time() + HOUR_S
+
+    async def _expire(self, table: ColdTable, files: Sequence[DataFile], overdue: int) -> None:
+        await self._commit(table, files, Rewritten([], [], 0, 0), changes_data=True)
+        self.progress.expired_files += len(files)
+        self.progress.expired_bytes += sum(file.bytes for file in files)
+        logger.info("the cold tier has removed %d files of %s, which expired", len(files), files[0].date)
+        if overdue > OVERDUE_DAYS:
+            logger.warning(
+                "messages of the cold tier are %d days past tiered.reserved_days; one day of them is removed each "
+                "hour; if the clock of this machine is wrong, correct it",
+                overdue,
+            )
+
+    async def _merge(self, table: ColdTable, files: Sequence[DataFile]) -> None:
+        """Make one file of *files*."""
+        try:
+            made = await self._made(table, files, Dropping({}), keeps=True)
+        except (ObjectDamaged, ObjectMissing, TangledQueues) as error:
+            self._unmerged.update(file.path for file in files)
+            logger.warning("%d small files of the cold tier stay as they are: %s", len(files), error)
+            return
+        await self._commit(table, files, made, changes_data=False)
+        self.progress.merged_files += len(files)
 
     async def _end_purge(self, table: ColdTable, purge: "Purge", *, is_known: bool) -> None:
         status = purge.status
@@ -170,13 +226,8 @@ class Rewriter:
         if file.name is None:
             self._skip(file, "another program has written it")
             return 0
-        if self._objects is None:
-            self._objects = await self._threads.run(self._open_objects)
-        steps = merge_files(
-            self._objects, [file], self._name_for(table, file), self._broker, Dropping(deletions), self._clock.now_ms
-        )
         try:
-            made = await self._finish(steps)
+            made = await self._made(table, [file], Dropping(deletions))
         except (ObjectDamaged, ObjectMissing) as error:
             self._skip(file, str(error))
             return 0
@@ -193,6 +244,8 @@ class Rewriter:
         commit = partial(table.rewrite, removed, made.files, self._clock.now_ms(), changes_data=changes_data)
         await self._threads.run(commit)
         await self._facts.replaced(removed, made.files, made.footers)
+        if not made.records and not made.dropped:
+            return
         self.progress.rewritten_files += len(removed)
         self.progress.rewritten_bytes += sum(file.bytes for file in removed)
         self.progress.stored_bytes += sum(file.bytes for file in made.files)
@@ -203,9 +256,15 @@ class Rewriter:
         self._skipped[file.path] = why
         logger.error("file %r of the cold tier keeps messages of deleted topics: %s", file.path, why)
 
-    def _name_for(self, table: ColdTable, *files: DataFile) -> DataName:
+    async def _made(
+        self, table: ColdTable, files: Sequence[DataFile], dropping: Dropping, *, keeps: bool = False
+    ) -> Rewritten:
+        if self._objects is None:
+            self._objects = await self._threads.run(self._open_objects)
         self._number = max(self._number, table.rewrites) + 1
-        return new_name(table, files, self._number)
+        name = new_name(table, files, self._number)
+        now_ms = self._clock.now_ms
+        return await self._finish(merge_files(self._objects, files, name, self._broker, dropping, now_ms, keeps=keeps))
 
     async def _finish(self, steps: Steps[T]) -> T:
         """Run *steps* to the end: requests to the store have a deadline of their own."""
