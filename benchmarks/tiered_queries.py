@@ -34,7 +34,7 @@ KINDS = {"3": "queue,offset,key", "6": "topic,queue,offset,key,store_ts,body", "
 SETTINGS = (
     *(f"store.segment_bytes={SEGMENT_BYTES}", "store.page_bytes=65536", "store.disk_used_ratio_max=0.0"),
     *("store.disk_clean_ratio=0.0", "store.disk_full_ratio=1.0", "store.retention_interval_ms=100"),
-    *("tiered.range_ms=200", 'plugins.enabled=["remoting","nameserver","tiered"]'),
+    *("tiered.range_ms=10000", 'plugins.enabled=["remoting","nameserver","tiered"]'),
 )
 
 

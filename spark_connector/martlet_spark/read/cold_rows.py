@@ -6,7 +6,7 @@ body that cannot be decompressed, an inner batch of RocketMQ.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import groupby
@@ -87,7 +87,22 @@ class ColdBatches:
         if group.file is None:
             raise ObjectDamaged(group.fault)
         table = decode_columns(group.file, _rows(group.ranges[0]).group, self._columns, group.pieces)
-        return [batch for each in group.ranges for batch in self._of_range(group.file, table, each)]
+        at = _joined((_rows(each).row, len(each)) for each in group.ranges)
+        offsets = _joined((each.start, len(each)) for each in group.ranges)
+        is_run = int(at[-1]) - int(at[0]) + 1 == len(at) and bool((np.diff(at) == 1).all())
+        parts = [(int(at[0]), len(at))] if is_run else [(_rows(each).row, len(each)) for each in group.ranges]
+        rows = pa.concat_tables(table.slice(*part) for part in parts).combine_chunks()
+        queues = np.repeat([each.queue.queue_id for each in group.ranges], [len(each) for each in group.ranges])
+        if (
+            len(rows) != len(at)
+            or (offsets != _integers(rows, "offset")).any()
+            or (queues != _integers(rows, "queue")).any()
+        ):
+            first = group.ranges[0]
+            raise ReadError(f"{group.file.name!r} has other messages than {words(first.queue)} from {first.start} on")
+        usual = [_cast(batch, self._schema) for batch in rows.select(list(self._decoder.names)).to_batches()]
+        odd = self._odd_rows(rows)
+        return self._with_odd(group, usual, at[odd], offsets[odd], odd) if len(odd) else usual
 
     def fetch(self, ranges: Sequence[Range]) -> RowGroup:
         """Return the row group of *ranges*. Raises what `fetched` raises."""
@@ -102,17 +117,6 @@ class ColdBatches:
             return RowGroup(ranges, None, fault=str(error))
         return RowGroup(ranges, file, [(begin, each) for (begin, _), each in zip(chunks, data, strict=True)])
 
-    def _of_range(self, file: "ParquetObject", table: pa.Table, each: Range) -> list[Any]:
-        rows = table.slice(_rows(each).row, len(each)).combine_chunks()
-        offsets, queues = _integers(rows, "offset"), _integers(rows, "queue")
-        if len(rows) != len(each) or (offsets != np.arange(each.start, each.end)).any():
-            raise ReadError(f"{file.name!r} has other messages than {words(each.queue)} from {each.start} on")
-        if (queues != each.queue.queue_id).any():
-            raise ReadError(f"{file.name!r} has messages of other queues than {words(each.queue)}")
-        usual = [_cast(batch, self._schema) for batch in rows.select(list(self._decoder.names)).to_batches()]
-        odd = self._odd_rows(rows)
-        return self._with_odd(file, usual, each, odd) if len(odd) else usual
-
     def _odd_rows(self, rows: pa.Table) -> Integers:
         flags = _integers(rows, "_sys_flag")
         is_odd = np.asarray(rows.column("_record").combine_chunks().is_valid()) | (flags & INNER_BATCH == INNER_BATCH)
@@ -120,17 +124,22 @@ class ColdBatches:
             is_odd |= (flags & COMPRESSED != 0) & np.asarray(rows.column("_body").combine_chunks().is_null())
         return np.flatnonzero(is_odd)
 
-    def _with_odd(self, file: "ParquetObject", usual: Sequence[Any], each: Range, odd: Integers) -> list[Any]:
-        """Return the rows *usual* with those of the numbers *odd* decoded from their records."""
+    def _with_odd(
+        self, group: RowGroup, usual: Sequence[Any], at: Integers, offsets: Integers, odd: Integers
+    ) -> list[Any]:
+        """Return the rows *usual* with the *odd* ones decoded from their records: rows *at* of the row group."""
         from martlet_tiered.reading.row_groups import RowRange, read_records
 
-        rows = _rows(each)
-        whole = RowRange(rows.group, 0, file.metadata.row_group(rows.group).num_rows, 0)
-        records, _ = read_records(rows.place.objects(), file, whole)
-        parts = [_record(records, rows.row + int(number), each.start + int(number)) for number in odd]
-        decoded = self._decoder.decode(Records(bytearray().join(parts)), each.queue.broker_name)
-        order = np.arange(len(each))
-        order[odd] = len(each) + np.arange(len(odd))
+        assert group.file is not None
+        first = group.ranges[0]
+        rows = _rows(first)
+        whole = RowRange(rows.group, 0, group.file.metadata.row_group(rows.group).num_rows, 0)
+        records, _ = read_records(rows.place.objects(), group.file, whole)
+        parts = [_record(records, int(row), int(offset)) for row, offset in zip(at, offsets, strict=True)]
+        decoded = self._decoder.decode(Records(bytearray().join(parts)), first.queue.broker_name)
+        count = sum(map(len, group.ranges))
+        order = np.arange(count)
+        order[odd] = count + np.arange(len(odd))
         found: list[Any] = pa.Table.from_batches([*usual, decoded]).take(pa.array(order)).combine_chunks().to_batches()
         return found
 
@@ -196,6 +205,11 @@ def _opened(place: TierPlace, path: str, size: int) -> "ParquetObject":
     from martlet_tiered.reading.row_groups import open_parquet
 
     return open_parquet(place.objects(), path, size)
+
+
+def _joined(runs: Iterable[tuple[int, int]]) -> Integers:
+    """Return the numbers of all *runs*, each a first number and a count."""
+    return np.concatenate([np.arange(first, first + count) for first, count in runs])
 
 
 def _rows(each: Range) -> ColdRows:
