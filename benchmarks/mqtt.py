@@ -8,6 +8,7 @@ Loads:
   q0, fan, ten  QoS 0: one publisher to one subscriber, one to ten, ten to one each
   q1, q2        QoS 1 and 2, one to one, with at most 100 and 1,000 messages under way
   sync          the same with 1,000, and store.flush = "sync"; Mosquitto keeps messages in memory only
+  many          QoS 1 and 2: 200 publishers that each wait for the answer to one message, without subscribers
   names         20,000 names with 50 filters, from the first message on; and one name in the same way
   connects      clients that connect, 100 at a time, and close the connection when they are accepted
   memory        resident KiB per idle connection, and per one with a subscription of its own
@@ -42,7 +43,7 @@ from turns import Turns
 
 BROKER_CPU, CLIENT_CPU = "0", 1
 DEFAULT, NODELAY = "mosquitto", "mosquitto nodelay"
-ALL = "q0", "fan", "ten", "q1", "q2", "sync", "names", "connects", "memory", "latency"
+ALL = "q0", "fan", "ten", "q1", "q2", "sync", "many", "names", "connects", "memory", "latency"
 BUSY = 0.95  # of a processor
 
 
@@ -94,6 +95,9 @@ def rows_of(group: str, sizes: list[int]) -> list[Row]:
             qos = int(group[1])
             for window in (100, 1000):
                 rate(f"QoS {qos}, window {window:,}, {size} B", loads.one_way(1, 1, qos, window, size))
+        elif group == "many":
+            for qos in (1, 2):
+                rate(f"QoS {qos}, 200 publishers, 1 in flight each, {size} B", loads.many(200, qos, size))
         elif group == "sync":
             for qos in (1, 2):
                 rate(f"QoS {qos}, sync flush, window 1,000, {size} B", loads.one_way(1, 1, qos, 1000, size), "sync")

@@ -174,10 +174,12 @@ class Poll:
         for fd in self._clients:
             self._poll.register(fd, select.EPOLLIN)
 
-    def take(self) -> None:
-        """Let clients take what has come, or wait for a millisecond."""
-        for fd, _ in self._poll.poll(0.001):
-            self._clients[fd].take()
+    def take(self) -> list[Client]:
+        """Let clients take what has come, or wait for a millisecond; return these clients."""
+        found = [self._clients[fd] for fd, _ in self._poll.poll(0.001)]
+        for client in found:
+            client.take()
+        return found
 
     def close(self) -> None:
         self._poll.close()
@@ -213,6 +215,33 @@ def one_way(publishers: int, subscribers: int, qos: int, window: int, payload_by
             if not start and now >= warm:
                 first, start = sum(one.count for one in everybody), now
         rate = (sum(one.count for one in everybody) - first) / (now - start)
+        poll.close()
+        return (rate,)
+
+    return run
+
+
+def many(publishers: int, qos: int, payload_bytes: int) -> Load:
+    """Return messages a second of *publishers* that each wait for the answer to one, without subscribers."""
+
+    def run(target: Target, seconds: float) -> tuple[float, ...]:
+        senders: list[Publisher] = []
+        for number in range(publishers):
+            head, tail = frame(f"bench/{number:04}", payload_bytes, qos)
+            senders.append(Publisher(target.port, f"p{number}", [head, tail], qos, 1))
+        poll = Poll([*senders])
+        for sender in senders:
+            sender.give(1)
+        warm = time.monotonic() + WARM_S
+        first, start, now = 0, 0.0, 0.0
+        while not start or now < start + seconds:
+            for sender in poll.take():
+                assert isinstance(sender, Publisher)
+                sender.give(1)
+            now = time.monotonic()
+            if not start and now >= warm:
+                first, start = sum(each.done for each in senders), now
+        rate = (sum(each.done for each in senders) - first) / (now - start)
         poll.close()
         return (rate,)
 

@@ -7,6 +7,7 @@ Loads:
   auto     SEND to MESSAGE on a queue
   ack      the same with client-individual, and an ACK for each message
   receipt  the same with auto, and a receipt for each SEND, of which 100 may be missing
+  many     200 clients that each wait for the receipt of one SEND, without subscribers
   fan      one to ten on a topic
   latency  p50 and p99 from SEND to MESSAGE at 2,000 messages a second
   beats    p99 and maximum of how much the time between two heart-beats deviates from its median, with an interval of
@@ -48,6 +49,7 @@ from turns import Turns
 BROKER_CPU, CLIENT_CPU = "0", 1
 WINDOW = 2000  # messages that are sent and not received
 RECEIPTS = 100  # messages that are sent and have no receipt
+SENDERS = 200  # of the load many
 STEADY_RATE = 2000
 BEATEN, BEAT_MS = 20, 1000  # clients that get heart-beats, and their interval
 BUSY = 0.95  # of a processor
@@ -197,6 +199,28 @@ def queue(ack: str, window: int = 0) -> Load:
     return run
 
 
+def many(port: int, payload_bytes: int, seconds: float) -> float:
+    """Return messages a second of `SENDERS` clients that each wait for the receipt of one, without subscribers."""
+    name, poll = f"/topic/bench-{next(numbers)}", select.epoll()
+    by_fd = {each.socket.fileno(): each for each in (Publisher(port, name, payload_bytes, 1) for _ in range(SENDERS))}
+    for fd, sender in by_fd.items():
+        poll.register(fd, select.EPOLLIN)
+        sender.give(1)
+    warm = time.monotonic() + 0.5
+    first, start, now = 0, 0.0, 0.0
+    while not start or now < start + seconds:
+        for fd, _ in poll.poll(0.001):
+            by_fd[fd].take()
+            by_fd[fd].give(1)
+        now = time.monotonic()
+        if not start and now >= warm:
+            first, start = sum(each.done for each in by_fd.values()), now
+    rate = (sum(each.done for each in by_fd.values()) - first) / (now - start)
+    for sender in by_fd.values():
+        sender.socket.close()
+    return rate
+
+
 def fan(port: int, payload_bytes: int, seconds: float) -> float:
     name = f"/topic/bench-{next(numbers)}"
     subscribers = [Subscriber(port, name, "auto") for _ in range(10)]
@@ -242,6 +266,7 @@ LOADS: dict[str, tuple[str, Load]] = {
     "auto": ("SEND to MESSAGE, auto", queue("auto")),
     "ack": ("client-individual, an ACK each", queue("client-individual")),
     "receipt": (f"a receipt each, window {RECEIPTS}", queue("auto", RECEIPTS)),
+    "many": (f"{SENDERS} clients, a receipt each, 1 in flight", many),
     "fan": ("one to ten on a topic", fan),
 }
 
