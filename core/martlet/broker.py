@@ -7,7 +7,7 @@ writing it. The server waits for the disk and for clients after it has handled a
 from collections.abc import Callable, Sequence
 from typing import Final, TypeGuard, TypeVar, final
 
-from martlet.access import UNLIMITED, Authentication, Gate, Quotas, Replies, Revocation, Rules
+from martlet.access import UNLIMITED, Authentication, Gate, Quotas, Replies, Revocation, RoundPublishes, Rules
 from martlet.contracts import NO_ORIGIN, Authorizer, Compile, Identity, LoginOrigin, Peer, Router, Stage
 from martlet.delivery.feed import Cursors
 from martlet.delivery.routing.selection import Selection, Selections
@@ -85,6 +85,7 @@ class Broker:
         self._selections = Selections(self.filter_compiler)
         self.authentication = Authentication(ids.key(), clock.now_ms)
         self.replies = Replies()
+        self.round_publishes = RoundPublishes()  # the messages of this round that are not stored yet
         self.rules = Rules()
         self.capabilities: dict[type, object] = {}
         self.refused = 0

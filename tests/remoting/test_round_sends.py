@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from tests.limits import give
 
+from martlet.access.round_publishes import BYTES_MAX, COUNT_MAX
 from martlet.contracts import Identity, Quota, Stage
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.message import Message
@@ -12,7 +13,6 @@ from martlet.records.codec import decode_record
 from martlet.store.append.items import AppendItem, AppendResult
 from martlet.store.append.writer import Writer
 from martlet.testing.stores import drain
-from martlet_remoting.shared.round_sends import BYTES_MAX, COUNT_MAX
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 
 from .conftest import FakeClient, Harness, OpenHarness, send_ext

@@ -20,6 +20,7 @@ from martlet.access.queries import AdminGate, QueryGate
 from martlet.access.quotas import Quotas
 from martlet.access.replies import NO_CORRELATION, Replies, is_uncorrelated
 from martlet.access.revocation import Login, Revocation
+from martlet.access.round_publishes import PublishAnswers, PublishedPart, RoundPublishes
 from martlet.access.rules import Rules
 from martlet.access.signers import Signer
 from martlet.access.transactions import ExternalGate, TransactionGate
@@ -40,11 +41,14 @@ __all__ = [
     "GroupDeletionGrant",
     "GroupGrant",
     "Login",
+    "PublishAnswers",
     "PublishGrant",
+    "PublishedPart",
     "QueryGate",
     "Quotas",
     "Replies",
     "Revocation",
+    "RoundPublishes",
     "Rules",
     "Signer",
     "TopicAdminGrant",

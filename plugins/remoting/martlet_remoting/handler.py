@@ -107,8 +107,9 @@ class RemotingHandler:
     def handle(self, event: Command | SendRun | AckRun) -> Awaitable[None] | None:
         """Handle a request, or an answer to the broker's own; return an awaitable that finishes a long request."""
         context = self.context
-        if context.state.sends.parts and not isinstance(event, SendRun):
-            context.state.sends.finish()
+        publishes = context.state.broker.round_publishes
+        if publishes and not isinstance(event, SendRun):
+            publishes.finish()
         if isinstance(event, RUNS):
             signer = event.signer
             if signer is None:
@@ -124,7 +125,7 @@ class RemotingHandler:
                 event.taken = send.send_run(context, gate, event.sends)
                 context.state.counters.requests += event.taken
             if event.ends:
-                context.state.sends.finish()
+                publishes.finish()
                 self._end_run(event, gate)
             return self._give_turn_after(event.size)
         flag, signers = event.flag, self._signers

@@ -42,6 +42,15 @@ class AppendResult:
         self.store_ms = 0
         self.rolled = False
 
+    def part(self, begin: int, end: int) -> "AppendResult":
+        """Return the result of messages *begin* to *end*, without *end*."""
+        found = AppendResult(self._items[begin:end])
+        found.positions, found.offsets = self.positions[begin:end], self.offsets[begin:end]
+        found.ends = self.ends[begin:end]
+        found.refused = {index - begin: error for index, error in self.refused.items() if begin <= index < end}
+        found.end, found.store_ms, found.rolled = max(found.ends, default=0), self.store_ms, self.rolled
+        return found
+
     def forget_last(self, count: int) -> None:
         """Remove the last *count* messages, which the caller added."""
         for values in self.positions, self.ends, self.offsets:

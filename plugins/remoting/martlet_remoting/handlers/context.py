@@ -136,7 +136,7 @@ class RemotingState:
         self.templates: Final = Templates(
             broker.store.writer.store_host, broker.config.cluster, config.region, codes, trace=config.trace
         )
-        self.sends: Final = RoundSends(self.templates, config.unflushed_bytes_max)
+        self.sends: Final = RoundSends(broker.round_publishes, self.templates, config.unflushed_bytes_max)
         self.counters: Final = RequestCounters(broker.clock.now_ms(), broker.store.readable)
         self.complaints: Final = Complaints(log)
         self.timeouts: Final = Timeouts()
