@@ -57,7 +57,7 @@ async def most_a_turn(counted: Callable[[], int]) -> AsyncIterator[list[int]]:
 
 def large(mqtt: MqttBroker, version: int = V5) -> MqttClient:
     """Return a connection on which a whole read of the server arrives at once."""
-    return MqttClient(mqtt.running.connect(mqtt._protocol, 1 << 20), version)
+    return MqttClient(mqtt.running.connect(mqtt.protocol, 1 << 20), version)
 
 
 async def accepted(talk: MqttClient, client_id: str = "c") -> MqttClient:

@@ -57,7 +57,7 @@ async def test_a_client_that_reads_slowly_gets_the_newest_figures_alone(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with mqtt_broker(tmp_path, OFTEN) as mqtt:
-        talk = MqttClient(mqtt.running.connect(mqtt._protocol, 256))
+        talk = MqttClient(mqtt.running.connect(mqtt.protocol, 256))
         await talk.send(Connect("slow", V5, keep_alive_s=3600))
         await talk.expect(Connack)
         await talk.send(Subscribe(1, (FilterSubscription("$SYS/broker/uptime", 0),)))

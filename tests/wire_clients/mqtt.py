@@ -153,11 +153,11 @@ class MqttBroker:
         self.broker: Broker = running.broker
         self.context = plugin.context(running.broker)
         self.wills = plugin._wills_of(running.broker)
-        self._protocol = protocol
+        self.protocol = protocol
 
     def open(self, version: int = V5) -> MqttClient:
         """Return a connection on which nothing was said."""
-        return MqttClient(self.running.connect(self._protocol), version)
+        return MqttClient(self.running.connect(self.protocol), version)
 
     async def answer(self, connect: Connect) -> tuple[MqttClient, Connack]:
         talk = self.open(connect.version)

@@ -5,6 +5,7 @@ messages of a round together costs a fraction of doing so one by one.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final, Protocol, TypeVar, final
 
 from martlet.access.gate import Gate, publish_together
@@ -52,60 +53,60 @@ class PublishAnswers(Protocol[P_contra]):
 
 @final
 class RoundPublishes:
-    """The messages of this round that are not stored yet; true if there are any.
+    """The messages of this round that are not stored yet: ``parts`` by what answers their clients.
 
     A protocol calls `finish` before it handles a request that may depend on them, of whatever client, and before it
     publishes anything else for a client with a part in it.
     """
 
-    __slots__ = ("_count", "_parts", "_size")
+    __slots__ = ("_count", "_size", "parts")
 
     def __init__(self) -> None:
-        self._parts: dict[PublishAnswers[Any], list[Any]] = {}
+        self.parts: dict[PublishAnswers[Any], list[Any]] = {}
         self._count = self._size = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
-    def __contains__(self, answers: PublishAnswers[Any]) -> bool:
-        """Return whether messages wait whose clients *answers* will answer."""
-        return answers in self._parts
-
     def add(self, answers: PublishAnswers[P], part: P, size: int) -> None:
-        """Store the messages of *part*, of about *size* bytes, at the end of this round; then call *answers*."""
-        is_first = not self._parts
-        self._parts.setdefault(answers, []).append(part)
+        """Store the messages of *part*, of about *size* bytes, at the end of this round; then call *answers*.
+
+        They are stored at once if the client has quotas: the server may have to pause it before its next request.
+        """
+        is_first = not self.parts
+        self.parts.setdefault(answers, []).append(part)
         self._count += len(part.items)
         self._size += size
-        if self._count >= COUNT_MAX or self._size >= BYTES_MAX:
+        if self._count >= COUNT_MAX or self._size >= BYTES_MAX or part.gate.allowance.applies:
             self.finish()
         elif is_first:
             part.peer.before_commit(self.finish)
 
     def finish(self) -> None:
         """Store all messages, and answer their clients; an unexpected error ends the connections of all of them."""
-        by_protocol = self._parts
+        by_protocol = self.parts
         if not by_protocol:
             return
-        self._parts, self._count, self._size = {}, 0, 0
-        parts: list[PublishedPart] = [part for each in by_protocol.values() for part in each]
+        self.parts, self._count, self._size = {}, 0, 0
         try:
-            _finish(by_protocol, parts)
+            _store(by_protocol)
         except Exception as error:
-            for part in parts:
+            for part in chain.from_iterable(by_protocol.values()):
                 part.peer.close(f"{type(error).__name__}: {error}")
             raise
 
 
-def _finish(by_protocol: dict[PublishAnswers[Any], list[Any]], parts: Sequence[PublishedPart]) -> None:
+def _store(by_protocol: dict[PublishAnswers[Any], list[Any]]) -> None:
+    """Store all messages, and answer their clients."""
     try:
-        result = publish_together([(part.gate, part.items) for part in parts])
+        result = publish_together([(part.gate, part.items) for parts in by_protocol.values() for part in parts])
     except MartletError as error:
         for answers, of_protocol in by_protocol.items():
             answers.refuse(of_protocol, error)
         return
+    if len(by_protocol) == 1:
+        [(answers, of_protocol)] = by_protocol.items()
+        answers.answer(of_protocol, result)
+        return
     begin = 0
     for answers, of_protocol in by_protocol.items():
         end = begin + sum([len(part.items) for part in of_protocol])
-        answers.answer(of_protocol, result if len(by_protocol) == 1 else result.part(begin, end))
+        answers.answer(of_protocol, result.part(begin, end))
         begin = end

@@ -140,6 +140,7 @@ class SocketReader:
 
     def _end_after_error(self, peer: ServerPeer, error: Exception) -> None:
         """End *peer* after *error*, raised while reading from it or handling its requests."""
+        self._rounds.call_before_commit()  # so that its last packet comes after the answers to earlier requests
         if isinstance(error, RemoteProtocolError):
             self.protocol_errors += 1
             peer.reason = str(error)

@@ -123,7 +123,7 @@ class Rounds:
     def _commit(self) -> None:
         """Commit the records appended since the last commit, if there are any; what must come before comes first."""
         if self._pending.before_commit:
-            self._call_before_commit()
+            self.call_before_commit()
         if self._store is None or not self._pending.commit_wanted:
             return
         self._pending.commit_wanted = False
@@ -132,7 +132,7 @@ class Rounds:
         except MartletError as error:
             self._drop_answers(self._store.written, error)
 
-    def _call_before_commit(self) -> None:
+    def call_before_commit(self) -> None:
         """Do what handlers have put off until the commit; an error closes the connection of the handler."""
         pending = self._pending
         while pending.before_commit:

@@ -35,6 +35,7 @@ __all__ = ["MqttHandler"]
 # User properties of a packet after which other clients have their turn: 1,000 take 10 ms.
 PROPERTIES_A_TURN: Final = 100
 FILTERS_A_TURN: Final = 8
+RUNS: Final = PublishRun, AckRun
 _PINGRESP: Final = b"\xd0\x00"
 _CONNACK: Final = 0x20
 
@@ -62,15 +63,18 @@ class MqttHandler:
     # events
 
     def handle(self, event: Event) -> Awaitable[None] | None:
-        self._context.counters.packets_received += _packets_in(event)
+        context, is_run = self._context, isinstance(event, RUNS)
+        context.counters.packets_received += _packets_in(event)
+        if not is_run and context.broker.round_publishes.parts:
+            context.broker.round_publishes.finish()
         try:
             rest = self._act(event)
         except Refused as refused:
             raise MqttError(str(refused), reason_of(refused)) from refused
         if rest is not None:
             return self._finish(rest)
-        if self._connection.is_turn_over or _takes_long(event):
-            return self._context.broker.turns.wait()
+        if self._connection.is_turn_over or (not is_run and _takes_long(event)):
+            return context.broker.turns.wait()
         return None
 
     def _act(self, event: Event) -> Awaitable[None] | None:

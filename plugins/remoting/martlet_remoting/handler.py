@@ -108,7 +108,7 @@ class RemotingHandler:
         """Handle a request, or an answer to the broker's own; return an awaitable that finishes a long request."""
         context = self.context
         publishes = context.state.broker.round_publishes
-        if publishes and not isinstance(event, SendRun):
+        if publishes.parts and not isinstance(event, SendRun):
             publishes.finish()
         if isinstance(event, RUNS):
             signer = event.signer

@@ -67,9 +67,11 @@ class StompHandler:
             raise
 
     def _take(self, event: Event) -> Awaitable[None] | None:
+        client, publishes = self._client, self._context.broker.round_publishes
+        if publishes.parts and (client is None or _may_depend(event, client)):
+            publishes.finish()
         if isinstance(event, Connect):
             return self._accept(event)
-        client = self._client
         if client is None:
             if isinstance(event, Disconnect):  # before the client was accepted
                 self._disconnect(event)
@@ -231,3 +233,13 @@ class StompHandler:
             self._client.leave()
             self._client = None
         self._connection.end()
+
+
+def _may_depend(event: Event, client: Client) -> bool:
+    """Return whether *event* may depend on messages of this round that are not stored yet.
+
+    An ACK does not, but its receipt comes after those of earlier frames.
+    """
+    if isinstance(event, SendRun):
+        return event.transaction is not None
+    return not isinstance(event, AckRun) or event.transaction is not None or client.incoming.waits

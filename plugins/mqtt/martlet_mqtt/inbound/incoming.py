@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from martlet.access import Gate
 from martlet.contracts import Buffer, Peer
-from martlet.errors import Reason, Refused
+from martlet.errors import MartletError, Reason, Refused
 from martlet.net.complaints import Refusals
 from martlet.runtime.native import native
 from martlet.sessions.session import JointChanges, Session
@@ -28,6 +28,7 @@ from martlet_mqtt.mapping.requests import REPLIES
 from martlet_mqtt.outbound.flight import INCOMING, ranges_of
 from martlet_mqtt.shared.context import Context
 from martlet_mqtt.shared.replies import name_of_reply, send_reply
+from martlet_mqtt.shared.round_runs import Part
 from martlet_mqtt.shared.storing import queue_count, store
 from martlet_mqtt.wire.codec import encode_packet
 from martlet_mqtt.wire.codes import V5, PacketType, ReasonCode
@@ -68,6 +69,7 @@ class Incoming:
         "_refusals",
         "_session",
         "_version",
+        "_waits",
         "marks",
     )
 
@@ -98,6 +100,7 @@ class Incoming:
         self._receive_max = context.config.receive_max if connect.version == V5 else 65_535
         # Whether to mark messages with the client identifier, because a subscription of the client has no local.
         self.marks = False
+        self._waits = False  # whether a run waits in `RoundPublishes`
 
     # single PUBLISH packets
 
@@ -318,26 +321,34 @@ class Incoming:
     # runs
 
     def publish_run(self, run: PublishRun) -> None:
-        """Store the messages of *run*, and acknowledge them. Raises `MqttError`."""
+        """Store the messages of *run*, and acknowledge them; those of QoS 0 and 1 at the end of the round.
+
+        Raises `MqttError`.
+        """
         context, qos = self._context, run.qos
         context.counters.received += len(run.ends)
+        publishes = context.broker.round_publishes
+        if self._waits or qos == 2:
+            publishes.finish()
+            if self._is_closing:
+                return
         queues = self._queues_of(run.names)
         if queues is None or self.marks or context.broker.stages.every_message:
+            publishes.finish()
             self._publish_singly(run)
-            return
-        if qos == 2:
+        elif qos == 2:
             self._publish_qos2(run, queues)
-            return
-        result = self._gate.publish_all(self._items(run.names, run.bodies, queues, qos))
-        if result.refused or result.rolled:
-            self._answer_each(run, result)
         else:
-            self._acknowledge_run(run, queues, result)
+            items = self._items(run.names, run.bodies, queues, qos)
+            self._waits = True
+            part = Part(self, self._peer, self._gate, items, run, queues.keys())
+            publishes.add(context.runs, part, run.ends[-1] - run.start)
 
     def _queues_of(self, names: Sequence[Name]) -> dict[Name, Queue] | None:
         """Return the queue of each of *names*; None if the messages must be published one by one."""
         queues_by_name: dict[Name, Queue] = {}
-        gate, different = self._gate, set(names)
+        gate, first = self._gate, names[0]
+        different = (first,) if names.count(first) == len(names) else set(names)
         if self._context.broker.stages.may_want_properties(b"".join([name.properties[0] for name in different])):
             return None
         by_topic: dict[str, list[Queue | None]] = {}
@@ -360,26 +371,36 @@ class Incoming:
     ) -> list[AppendItem]:
         return native(run_items)(names, bodies, queues, qos, self._context.broker.clock.now_ms(), self._peer.host)
 
-    def _acknowledge_run(self, run: PublishRun, queues: dict[Name, Queue], result: AppendResult) -> None:
+    def answer_run(self, run: PublishRun, names: Collection[Name], result: AppendResult, begin: int) -> None:
+        self._waits = False
+        if result.refused or result.rolled:
+            self._answer_each(run, result, begin)
+            return
         self._context.counters.stored += len(run.ends)
-        self._share_frames(run, queues, result.positions)
+        end = begin + len(run.ends)
+        self._share_frames(run, names, result.positions[begin:end])
         if run.qos:
-            self._peer.hold_until(result.end)
+            self._peer.hold_until(result.ends[end - 1])
             self._answer_all(run)
-        else:
-            self._gate.note_unawaited(run.names[0].topic, len(run.ends), result.end)
 
-    def _answer_each(self, run: PublishRun, result: AppendResult) -> None:
-        """Answer each message of a run of which the store refused some messages, or committed some already."""
+    def lose_run(self, error: MartletError) -> None:
+        self._waits = False
+        self._peer.close(str(error))
+
+    def _answer_each(self, run: PublishRun, result: AppendResult, begin: int) -> None:
+        """Answer each message of a run, whose first message is at *begin* of *result*.
+
+        The store has refused some messages of the round, or committed some already.
+        """
         for index in range(len(run.ends)):
-            refusal = result.refused.get(index)
+            refusal = result.refused.get(begin + index)
             packet = self._packet(run, index)
             if refusal is not None:
                 self._refuse(packet, refusal)
             else:
                 self._context.counters.stored += 1
                 if run.qos:
-                    self._peer.hold_until(result.ends[index])
+                    self._peer.hold_until(result.ends[begin + index])
                     self._answer(packet, ReasonCode.SUCCESS, "")
             if self._is_closing:
                 return
@@ -435,6 +456,8 @@ class Incoming:
     def _share_frames(self, run: PublishRun, names: Collection[Name], positions: Sequence[int]) -> None:
         """Pass the packets of *run* to the feed, unchanged, as frames for subscribers; *names* are their names."""
         context, topics = self._context, {name.topic for name in names}
+        if not context.shapes.encodings:
+            return  # nobody subscribes
         if len(topics) > 1 or (run.ends[-1] - run.start >= LARGE_BYTES and max(map(len, run.bodies)) >= LARGE_BYTES):
             return  # the feed encodes them again
         (topic,) = topics

@@ -16,6 +16,7 @@ from martlet_mqtt.mapping.frames import Shapes
 from martlet_mqtt.mapping.rules import TopicRules
 from martlet_mqtt.shared.clients import Connected
 from martlet_mqtt.shared.retained import Retained
+from martlet_mqtt.shared.round_runs import RoundRuns
 from martlet_mqtt.wire.names import Names
 
 __all__ = ["PROTOCOL", "Context", "Counters", "create_topics"]
@@ -69,6 +70,8 @@ class Context(Struct):
     retained: Retained
     rules: TopicRules
     shapes: Shapes = field(default_factory=Shapes)
+    # Answers the runs of messages that are stored at the end of a round.
+    runs: RoundRuns = field(default_factory=RoundRuns)
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))

@@ -49,7 +49,10 @@ class Part(NamedTuple):
 
 @final
 class RoundSends:
-    """Answers the sends of a round (`RoundPublishes`), as long as *unflushed_bytes_max* leaves room for their messages."""
+    """Answers the sends of a round (`RoundPublishes`).
+
+    There is room for messages as long as no more than *unflushed_bytes_max* wait to be flushed.
+    """
 
     __slots__ = ("_publishes", "_room", "_templates", "_unflushed_bytes_max")
 
@@ -61,7 +64,7 @@ class RoundSends:
 
     def room(self, grant: PublishGrant) -> int:
         """Return how many bytes of messages may still be added."""
-        if self not in self._publishes:
+        if self not in self._publishes.parts:
             self._room = self._unflushed_bytes_max - grant.unflushed_bytes
         return self._room
 
@@ -111,4 +114,3 @@ class RoundSends:
             if refused is None:
                 peer.hold_until(result.ends[at])
             peer.send(answers[at] if refused is None else part.sender.refused_send(send, part.code, refused))
-

@@ -6,7 +6,7 @@ from zlib import crc32
 
 from martlet.access import Gate
 from martlet.contracts import Peer, Timers
-from martlet.errors import Refused
+from martlet.errors import MartletError, Refused
 from martlet.message import TAGS, Message, encode_properties
 from martlet.store import Queue
 from martlet.store.append.items import AppendItem, AppendResult
@@ -15,9 +15,11 @@ from martlet_stomp.mapping.messages import Template
 from martlet_stomp.mapping.schedules import Removal
 from martlet_stomp.shared.context import Context
 from martlet_stomp.shared.replies import send_reply
+from martlet_stomp.shared.round_runs import Part
 from martlet_stomp.shared.storing import queue_count
 from martlet_stomp.shared.temporary import is_temporary
 from martlet_stomp.wire.codec import encode_receipts
+from martlet_stomp.wire.connection import State, StompConnection
 from martlet_stomp.wire.errors import StompError, shown
 from martlet_stomp.wire.packets import MessageHeaders, SendRun
 
@@ -46,10 +48,16 @@ class _Place(NamedTuple):
 class Incoming:
     """Stores the messages of one client."""
 
-    __slots__ = ("_context", "_gate", "_peer", "_queue_ids", "_reply_to", "_session")
+    __slots__ = ("_connection", "_context", "_gate", "_peer", "_queue_ids", "_reply_to", "_session", "waits")
 
     def __init__(
-        self, peer: Peer, context: Context, gate: Gate, session: str, reply_to: Callable[[Destination], str]
+        self,
+        peer: Peer,
+        connection: StompConnection,
+        context: Context,
+        gate: Gate,
+        session: str,
+        reply_to: Callable[[Destination], str],
     ) -> None:
         """Begin without messages.
 
@@ -58,43 +66,70 @@ class Incoming:
           reply_to: subscribes the client to a temporary destination, and returns its text for other clients.
         """
         self._peer = peer
+        self._connection = connection
         self._context = context
         self._gate = gate
         self._session = session
         self._reply_to = reply_to
         # A client's messages stay in order: its messages of one topic go to one queue.
         self._queue_ids: dict[str, int] = {}
+        self.waits = False  # whether a run waits in `RoundPublishes`
 
     def send_run(self, run: SendRun) -> None:
-        """Store the messages of *run*, and answer receipts. Raises `StompError` if a message cannot be stored."""
-        self._context.counters.received += len(run.bodies)
-        result = self._store(run)
-        if result is None:
+        """Store the messages of *run*, and answer receipts, at the end of the round.
+
+        Raises `StompError` if a message cannot be stored.
+        """
+        context, publishes = self._context, self._context.broker.round_publishes
+        if self.waits:
+            publishes.finish()
+            if self._connection.state is State.ENDED:
+                return  # a message before these was refused
+        context.counters.received += len(run.bodies)
+        items = self._items_together(run)
+        if items is None:
+            publishes.finish()
             self._send_singly(run)
             return
-        self._context.counters.stored += len(run.bodies) - len(result.refused)
-        if result.refused:
-            index = min(result.refused)
-            self._answer(run.receipts_before(index), result.end)
-            raise StompError(str(result.refused[index]), run.receipt_of(index)) from result.refused[index]
-        if run.receipts:
-            self._answer(run.receipts, result.end)
+        self.waits = True
+        publishes.add(context.runs, Part(self, self._peer, self._gate, items, run), sum(map(len, run.bodies)))
 
-    def _store(self, run: SendRun) -> AppendResult | None:
-        """Store all messages of *run*; return None and store nothing if they must be published one by one.
+    def answer_run(self, run: SendRun, result: AppendResult, begin: int) -> None:
+        self.waits = False
+        end, counters = begin + len(run.bodies), self._context.counters
+        if not result.refused:
+            counters.stored += len(run.bodies)
+            if run.receipts:
+                self._answer(run.receipts, result.ends[end - 1])
+            return
+        refused_indexes = [index - begin for index in sorted(result.refused) if begin <= index < end]
+        counters.stored += len(run.bodies) - len(refused_indexes)
+        index = refused_indexes[0] if refused_indexes else len(run.bodies)
+        self._answer(run.receipts_before(index), result.ends[begin + index - 1])
+        if refused_indexes:
+            counters.errors += 1
+            error = StompError(str(result.refused[begin + index]), run.receipt_of(index))
+            self._peer.send(self._connection.farewell(error))
+            self._peer.close(str(error))
+
+    def lose_run(self, error: MartletError) -> None:
+        self.waits = False
+        self._peer.close(str(error))
+
+    def _items_together(self, run: SendRun) -> list[AppendItem | Message] | None:
+        """Return the items of *run* for `publish_all`; None if they must be published one by one.
 
         One message that is too large is such a case, because no message after it may be stored.
         """
         if max(map(len, run.bodies)) > self._context.broker.config.message_bytes_max:
             return None
         try:
-            items = self._items(run)
-            return self._gate.publish_all(items) if items is not None else None
+            return self._items(run)
         except (Refused, StompError):
             return None
 
     def _items(self, run: SendRun) -> list[AppendItem | Message] | None:
-        """Return the items of *run* for `publish_all`; None if it must be published one by one. Raises as `_place`."""
+        """Return the items of *run* as `_items_together`. Raises as `_place`."""
         find, headers, now_ms, host = self._context.templates.find, run.headers, self._now_ms, self._peer.host
         code_of = self._context.code_of
         items: list[AppendItem | Message] = []

@@ -54,7 +54,7 @@ class Client:
         session = self.session = context.broker.ids.unique()
         context.temporary.begin(session, gate.identity.name)
         self.subscriptions = ClientSubscriptions(peer, context, gate, connect, session, end)
-        self.incoming = Incoming(peer, context, gate, session, self.subscriptions.reply_to)
+        self.incoming = Incoming(peer, connection, context, gate, session, self.subscriptions.reply_to)
         self.acknowledgements = ClientAcknowledgements(peer, context, self.subscriptions)
         self.transactions = ClientTransactions(peer, context, gate, self.incoming, self.acknowledgements, end)
         self.beat: Beat | None = None

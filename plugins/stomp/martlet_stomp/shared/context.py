@@ -28,6 +28,7 @@ from martlet_stomp.shared.following import Feeds
 from martlet_stomp.shared.heartbeats import Heartbeats
 from martlet_stomp.shared.new_topics import NewTopics
 from martlet_stomp.shared.open_transactions import OpenTransactions
+from martlet_stomp.shared.round_runs import RoundRuns
 from martlet_stomp.shared.temporary import Temporary
 from martlet_stomp.wire.errors import shown
 from martlet_stomp.wire.packets import MessageHeaders
@@ -110,6 +111,8 @@ class Context(Struct):
     server: str  # header ``server`` of CONNECTED
     transactions: OpenTransactions
     new_topics: NewTopics
+    # Answers the runs of messages that are stored at the end of a round.
+    runs: RoundRuns = field(default_factory=RoundRuns)
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
