@@ -1,4 +1,4 @@
-"""Runs of PUBLISH of all clients that were read in one round are stored by one call, and answered to whoever sent them."""
+"""Runs of PUBLISH of all clients that were read in one round are stored by one call; each client gets its answers."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -72,7 +72,7 @@ async def test_many_clients_are_stored_by_one_call_and_get_their_own_receipts(ap
             assert receipts(sender.sent()) == [f"r{10 * at + i}" for i in range(3)]
         held = [sender.peer.held for sender in senders]
         assert held == sorted(set(held))
-        assert held[-1] == stomp.broker.store.written
+        assert held[-1] <= stomp.broker.store.written
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,8 @@ class Peer(TypingProtocol):
     def before_commit(self, work: Callable[[], None]) -> None:
         """Call *work* once, before the commit that ends this round.
 
-        A protocol may store what it has received from many clients in this round by one call then
-        (`martlet.access.publish_together`). What *work* sends leaves at the end of the round, too.
+        What *work* sends leaves at the end of the round, too. `Broker.round_publishes` stores so what many clients
+        have published.
         """
         ...
 

@@ -86,7 +86,10 @@ class Flight:
     def _send_releases(self, numbers: Sequence[int]) -> None:
         if numbers:
             self._counters.answers += len(numbers)
-            self._peer.send(acks_of(PUBREL, [number & IDS_MAX for number in numbers]))
+            first = numbers[0] & IDS_MAX
+            is_range = isinstance(numbers, range)
+            ids = range(first, first + len(numbers)) if is_range else [number & IDS_MAX for number in numbers]
+            self._peer.send(acks_of(PUBREL, ids))
 
     def is_due(self, number: int, position: int) -> bool:
         """Return whether the message with *number* is still in flight, and count it as sent."""
