@@ -305,6 +305,8 @@ def test_the_identifiers_of_a_run_are_a_range_if_they_are_consecutive(first: int
     ids = range(first, min(first + count, 65_536))
     run, _ = scan_acks(acks_of(PUBREL, ids), 0, 2000) or pytest.fail("it is no run")
     assert run.ids == ids
+    for reason in (0, 0x92):
+        assert acks_of(PUBREL, ids, reason) == acks_of(PUBREL, list(ids), reason)
     if len(ids) > 2:
         gap = [*ids[:1], *ids[2:]]
         run, _ = scan_acks(acks_of(PUBREL, gap), 0, 2000) or pytest.fail("it is no run")
