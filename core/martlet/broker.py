@@ -53,7 +53,8 @@ class Broker:
     (`Turns`), ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``),
     ``ids`` (``ids.below(n)``, and ``ids.unique()``, which nobody can guess), ``stats`` (``stats.add(name, function)``),
     ``rules`` (`Rules`), ``revocation`` (`Revocation`), ``quotas`` (`Quotas`), ``replies`` (`Replies`),
-    ``round_publishes`` (`RoundPublishes`) and ``authentication`` (`Authentication`). All methods are for the event loop and never wait.
+    ``round_publishes`` (`RoundPublishes`) and ``authentication`` (`Authentication`). All methods are for the event
+    loop and never wait.
 
     A protocol acts for its clients through a `gate`. Calls without a gate are actions of the broker itself, such as the
     delivery of a timer: no authorizer is asked, and the internal topics are open.

@@ -17,8 +17,9 @@ __all__ = ["check_response_topic", "check_retain", "queue_count", "store"]
 
 def queue_count(context: Context, gate: Gate, name: Name) -> int:
     """Return the number of queues of the topic of *name*, at least 1. Raises `Refused`."""
-    topic = context.broker.topics.get(name.topic)
-    if topic is None or name.topic not in gate.publishable:
+    grant = gate.publishable.get(name.topic)
+    topic = grant.get() if grant is not None else None
+    if topic is None:
         context.ensure_topics()
         topic = gate.find_topic(name.topic, "publish", context.rules.queues_of(name.topic))
     return topic.write_queues or 1 if topic is not None else 1
