@@ -69,7 +69,7 @@ class FileKeys:
 
 def encode_keys(groups: list[Integers]) -> bytes:
     """Return the object for row groups with these hashes, from row group 0 on; hashes may repeat."""
-    unique = [np.unique(hashes) for hashes in groups]
+    unique = [_unique(hashes) for hashes in groups]
     hashes = np.concatenate([np.empty(0, np.uint32), *unique]).astype(np.uint32)
     numbers = np.repeat(np.arange(len(unique), dtype=np.uint32), [len(each) for each in unique])
     order = np.argsort(hashes, kind="stable")
@@ -77,6 +77,14 @@ def encode_keys(groups: list[Integers]) -> bytes:
     planes = b"".join(each.view(np.uint8).reshape(-1, 4).T.tobytes() for each in (steps, numbers[order].astype("<u4")))
     packed = pa.compress(planes, codec="zstd", asbytes=True)
     return b"".join((HEADER.pack(MAGIC, VERSION, len(hashes), crc32(packed)), packed))
+
+
+def _unique(hashes: Integers) -> Integers:
+    """Return *hashes*, ascending and each once: as `np.unique`, which builds a hash table first."""
+    found = np.sort(hashes)
+    is_first = np.ones(len(found), bool)
+    np.not_equal(found[1:], found[:-1], out=is_first[1:])
+    return found[is_first]
 
 
 def decode_keys(data: bytes) -> FileKeys:
@@ -132,7 +140,11 @@ def _hashed(batch: pa.RecordBatch, keys: Any, owners: Integers, topic_codes: Int
     hashes, is_slow = np.zeros(len(keys), np.uint32), sizes > VECTOR_BYTES_MAX
     for size in np.unique(sizes[(sizes > 0) & ~is_slow]).tolist():
         at = np.flatnonzero(sizes == size)
-        letters = data[bounds[at][:, None] + np.arange(size)]
+        first, count = int(at[0]), len(at)
+        if at[-1] - first + 1 == count:  # neighbours, as message ids are
+            letters = data[bounds[first] : bounds[first + count]].reshape(count, size)
+        else:
+            letters = data[bounds[at][:, None] + np.arange(size)]
         is_slow[at[(letters >= 0x80).any(axis=1)]] = True
         codes = (letters * POWERS[size - 1 :: -1][:size]).sum(axis=1, dtype=np.uint32)
         hashes[at] = codes + topic_codes[owners[at]] * POWERS[size]

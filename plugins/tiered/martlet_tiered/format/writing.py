@@ -29,7 +29,7 @@ TABLE_SCHEMA: Final = pa.schema([*exact_schema(), pa.field("date", pa.date32()),
 # A row group ends after this many bytes of records, or at a change of the topic once it has the lesser number.
 GROUP_BYTES: Final = 8 << 20
 GROUP_BYTES_MIN: Final = 1 << 20
-# Records to decode at once: about 2 ms, in which the interpreter's lock may be held.
+# Records to decode at once: about 2 ms, in which the interpreter's lock may be held. A process of its own takes more.
 PIECE_BYTES: Final = 1 << 20
 PIECE_RECORDS: Final = 1000
 
@@ -65,13 +65,16 @@ def group_ends(topics: Integers, sizes: Integers) -> list[int]:
     return ends[1:]
 
 
-def pieces_of(sizes: Integers) -> list[tuple[int, int]]:
-    """Return the first record and the end of each piece of records with these sizes, to be decoded at once."""
+def pieces_of(sizes: Integers, factor: int = 1) -> list[tuple[int, int]]:
+    """Return the first record and the end of each piece of records with these sizes, to be decoded at once.
+
+    Pieces are *factor* times as large as usual.
+    """
     pieces, totals, begin = [], np.cumsum(sizes, dtype=np.int64), 0
     while begin < len(sizes):
         before = int(totals[begin - 1]) if begin else 0
-        end = int(np.searchsorted(totals, before + PIECE_BYTES, "right"))
-        end = min(max(end, begin + 1), begin + PIECE_RECORDS)
+        end = int(np.searchsorted(totals, before + factor * PIECE_BYTES, "right"))
+        end = min(max(end, begin + 1), begin + factor * PIECE_RECORDS)
         pieces.append((begin, end))
         begin = end
     return pieces
@@ -83,14 +86,15 @@ class FileWriter:
 
     Add records sorted by topic (by bytes), queue and offset, and end each row group where `group_ends` says. With a
     *capacity*, the bytes of the file are never copied, and a write beyond it raises an `OSError`; memory is used as the
-    file grows.
+    file grows. *factor* is for `pieces_of`.
     """
 
-    def __init__(self, name: DataName, broker: str, capacity: int | None = None) -> None:
+    def __init__(self, name: DataName, broker: str, capacity: int | None = None, factor: int = 1) -> None:
         self._name = name
         self._broker = broker
         self._buffer = None if capacity is None else pa.allocate_buffer(capacity)
         self._sink = pa.BufferOutputStream() if self._buffer is None else pa.FixedSizeBufferWriter(self._buffer)
+        self._factor = factor
         self._decoder = ExactDecoder()
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -119,7 +123,7 @@ class FileWriter:
 
     def add(self, records: Records) -> Steps[None]:
         """Add *records*, contiguous in their data, to the row group."""
-        for begin, end in pieces_of(records.heads["size"]):
+        for begin, end in pieces_of(records.heads["size"], self._factor):
             yield from self._add_piece(_part(records, begin, end))
 
     def end_group(self) -> Steps[None]:
@@ -134,7 +138,7 @@ class FileWriter:
         self._groups.append(GroupPlace(self._rows, len(table), begin, self._sink.tell(), self._bytes, self._crc))
         self._rows += len(table)
         self._bytes = self._crc = 0
-        self._hashes.append(np.unique(np.concatenate(self._group_hashes)))
+        self._hashes.append(np.concatenate(self._group_hashes))
         self._group_hashes = []
         yield
 
