@@ -88,7 +88,7 @@ def _source(arguments: Any) -> dict[str, str] | str:
     if tier:
         arguments.archive, arguments.tier, arguments.pattern = "", tier, ".*"
     if arguments.sql and (arguments.archive or arguments.tier):
-        raise UsageError("--sql is for topics of brokers; use --where for an archive and a cold tier")
+        raise UsageError("--sql is for topics; use --where for an archive and a cold tier")
     if arguments.archive:
         path: str = arguments.archive
         return path
