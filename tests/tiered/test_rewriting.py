@@ -15,23 +15,26 @@ from martlet.runtime.steps import finish_now
 from martlet.store import Store
 from martlet.testing.stores import message
 from martlet_columns.records import Records
-from martlet_tiered.errors import ObjectDamaged, StoreUnavailable
+from martlet_tiered.errors import AccessRefused, ObjectDamaged, StoreUnavailable, TierError
 from martlet_tiered.files import DataFile
 from martlet_tiered.format import writing
 from martlet_tiered.format.keys import decode_keys, keys_name
 from martlet_tiered.format.writing import write_file
+from martlet_tiered.local import LocalObjects
 from martlet_tiered.names import DataName
 from martlet_tiered.objects import Objects
 from martlet_tiered.reading.index import FILE_NAME, TierIndex
 from martlet_tiered.rewrite import merging
 from martlet_tiered.rewrite.dropping import Dropping
 from martlet_tiered.rewrite.merging import Rewritten, merge_files
+from martlet_tiered.status import PurgeStatus
 from martlet_tiered.upload import uploader as uploading
 
 from .cold import Tier, now_ms
 from .stores import Faulty
 from .test_upload_faults import Trip
 from .uploads import (
+    Followed,
     Killed,
     Place,
     fill,
@@ -200,11 +203,19 @@ class Tended:
         self.index = TierIndex(store, str(folder / FILE_NAME), place.tier.url, place.tier.objects(), IoThreads("store"))
         self.uploader, self.rewriter = uploader_of(store, place, config, self.index)
 
+    async def facts(self) -> tuple[list[str], dict[str, int]]:
+        """Return what the index knows of deleted topics once it is complete."""
+        while True:
+            found = await self.index.files_of_deleted()
+            if found is not None:
+                return found
+            await trio.sleep(0.002)
+
     async def purge(self) -> None:
         """Upload all of the log, and remove deleted topics from the table."""
         await self.uploader.release(self.store.durable)
         await until(lambda: self.uploader.released >= self.store.durable)
-        while (await self.index.files_of_deleted())[0]:
+        while (await self.facts())[0]:
             self.rewriter.look_now()
             await trio.sleep(0.01)
 
@@ -269,7 +280,7 @@ async def test_after_a_rebuild_of_the_index_deletions_are_known_again(tmp_path: 
         (tmp_path / FILE_NAME).unlink()
         async with tended(store, Place(local_tier), tmp_path) as made:
             await until(lambda: made.index.is_complete)
-            assert (await made.index.files_of_deleted())[1].keys() == {"orders"}
+            assert (await made.facts())[1].keys() == {"orders"}
             await made.purge()
         assert tier_records(local_tier) == live(store, ["orders"], deleted)
 
@@ -282,7 +293,7 @@ async def test_a_deletion_that_is_not_in_the_table_yet_changes_no_file(tmp_path:
             made.uploader._config = local_tier.config(range_ms=86_400_000, range_bytes=1 << 30)
             made.uploader._bytes_max = 1 << 30
             store.deletions.delete_topic("T")
-            paths, deletions = await made.index.files_of_deleted()
+            paths, deletions = await made.facts()
             assert paths
             assert deletions == {}
             made.rewriter.look_now()
@@ -383,3 +394,118 @@ async def test_a_broker_that_was_replaced_rewrites_nothing(tmp_path: Path, local
             made.rewriter.look_now()
             await until(lambda: "another" in made.uploader.reason or "epoch" in made.uploader.reason)
         assert tier_records(local_tier) == before
+
+
+# ---- purges
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, errors: list[TierError]) -> None:
+    """Let removals of data files raise *errors*, one at each call, the last one first."""
+    delete = LocalObjects.delete
+
+    def fail(self: LocalObjects, name: str) -> None:
+        if errors and name.startswith("table/"):
+            raise errors.pop()
+        delete(self, name)
+
+    monkeypatch.setattr(LocalObjects, "delete", fail)
+
+
+@asynccontextmanager
+async def deleted_topic(tmp_path: Path, local_tier: Tier) -> AsyncIterator[Tended]:
+    """A broker with a file that has messages of a deleted topic; the deletion is in the table."""
+    async with open_store(tmp_path) as store:
+        one_file_with_a_deleted_topic(store)
+        async with tended(store, Place(local_tier), tmp_path) as made:
+            await made.purge()
+            store.deletions.delete_topic("T")
+            store.flusher.flush_now()
+            await made.uploader.release(store.durable)
+            await until(lambda: made.uploader.released >= store.durable)
+            yield made
+
+
+async def finished(made: Tended, topic: str = "") -> PurgeStatus:
+    request = made.rewriter.purge(topic)
+    with trio.fail_after(60):
+        await request.is_over.wait()
+    assert request.status.is_over
+    return request.status
+
+
+async def test_a_purge_ends_with_the_reason_if_the_store_refuses_to_remove(
+    tmp_path: Path, local_tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with deleted_topic(tmp_path, local_tier) as made:
+        failing(monkeypatch, [AccessRefused("DELETE is refused: 403")])
+        assert (await finished(made)).error == "DELETE is refused: 403"
+        again = await finished(made)
+        assert (again.error, again.done, again.objects) == ("", 0, 1)
+
+
+async def test_a_purge_goes_on_after_the_store_was_down(
+    tmp_path: Path, local_tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with deleted_topic(tmp_path, local_tier) as made:
+        errors: list[TierError] = [StoreUnavailable("the store is down"), StoreUnavailable("the store is down")]
+        failing(monkeypatch, errors)
+        status = await finished(made)
+        assert (errors, status.error, status.done, status.objects) == ([], "", 1, 1)
+
+
+async def test_purges_end_when_another_broker_takes_the_table_over(tmp_path: Path, local_tier: Tier) -> None:
+    async with deleted_topic(tmp_path, local_tier) as made:
+        table_of(local_tier).take_over("another")
+        assert "has an owner of epoch" in (await finished(made)).error
+        await until(lambda: bool(made.rewriter.stopped))
+        assert "has an owner of epoch" in (await finished(made, "T")).error
+
+
+class Incomplete(Followed):
+    """An index that knows what it is told to know."""
+
+    known: tuple[Sequence[str], dict[str, int]] | None = None
+
+    async def files_of_deleted(self) -> tuple[Sequence[str], dict[str, int]] | None:
+        return self.known
+
+
+@pytest.mark.parametrize("known", [None, (["file-of-another-program.parquet"], {"T": 1})])
+@pytest.mark.parametrize("topic", ["", "T"])
+async def test_a_purge_waits_until_the_index_knows_the_files_of_the_table(
+    tmp_path: Path, local_tier: Tier, known: tuple[Sequence[str], dict[str, int]] | None, topic: str
+) -> None:
+    async with open_store(tmp_path) as store:
+        followed = Incomplete()
+        followed.known = known
+        rewriter = uploader_of(store, Place(local_tier), local_tier.config(), followed)[1]
+        table = table_of(local_tier)
+        table.take_over("a")
+        request = rewriter.purge(topic)
+        await rewriter.step(table)
+        assert not request.is_over.is_set()
+        assert not rewriter.is_due, "the uploader would do nothing but ask again"
+        followed.known = ([], {"T": 1})
+        await rewriter.step(table)
+        assert (request.status.is_over, request.status.error) == (True, "")
+
+
+async def test_a_look_for_deleted_topics_is_not_over_before_the_index_is_complete(
+    tmp_path: Path, local_tier: Tier
+) -> None:
+    async with open_store(tmp_path) as store:
+        followed = Incomplete()
+        rewriter = uploader_of(store, Place(local_tier), local_tier.config(), followed)[1]
+        table = table_of(local_tier)
+        table.take_over("a")
+        rewriter.look_now()
+        await rewriter.step(table)
+        rewriter._not_before = 0.0
+        assert rewriter.is_due
+
+
+async def test_a_rewrite_has_the_time_of_an_upload_for_each_object(tmp_path: Path, local_tier: Tier) -> None:
+    async with open_store(tmp_path) as store:
+        config = local_tier.config(upload_timeout_ms=3_600_000, retry_ms=240_000)
+        rewriter = uploader_of(store, Place(local_tier), config, Followed())[1]
+        assert rewriter._threads._deadline_s == 3600 + 240 + 60

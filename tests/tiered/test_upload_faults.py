@@ -12,6 +12,7 @@ import trio
 from martlet.errors import Refused
 from martlet.store import Store
 from martlet.testing.stores import ManualClock, message
+from martlet_tiered import config as configuring
 from martlet_tiered.errors import AccessRefused, Fenced, StoreUnavailable, TierError
 from martlet_tiered.names import DataName
 from martlet_tiered.upload import uploader as uploading
@@ -288,7 +289,7 @@ async def test_a_call_that_never_returns_is_abandoned_and_cannot_commit_later(
 
             return hang
 
-    monkeypatch.setattr(uploading, "DEADLINE_SPARE_S", -619.0)
+    monkeypatch.setattr(configuring, "DEADLINE_SPARE_S", -619.0)
     async with open_store(tmp_path) as store:
         filled_store(store, 25)
         place = Place(local_tier, wrap=lambda found: Hanging(found, Trip(0, Killed(), after=False)))

@@ -146,7 +146,7 @@ class Followed:
         self.files.update((file.path, file) for file in files)
         self.footers += footers
 
-    async def files_of_deleted(self) -> tuple[Sequence[str], dict[str, int]]:
+    async def files_of_deleted(self) -> tuple[Sequence[str], dict[str, int]] | None:
         return [], {}
 
     async def replaced(

@@ -5,10 +5,12 @@ from urllib.parse import urlsplit
 
 from martlet.config import Settings, setting
 
-__all__ = ["SCHEMES", "TieredConfig", "check_url"]
+__all__ = ["SCHEMES", "TieredConfig", "call_deadline_s", "check_url"]
 
 # Of URLs; an absolute path is a local directory.
 SCHEMES: Final = ("s3", "gs", "az")
+# Beside the time for the requests of a call with their retries.
+DEADLINE_SPARE_S: Final = 60.0
 
 
 def check_url(text: str) -> str:
@@ -138,3 +140,8 @@ class TieredConfig(Settings):
         low=0,
         high=16 << 20,
     )
+
+
+def call_deadline_s(config: TieredConfig) -> float:
+    """Return the time for a call of the store that may store an object, with its retries, in seconds."""
+    return (config.upload_timeout_ms + config.retry_ms) / 1000 + DEADLINE_SPARE_S

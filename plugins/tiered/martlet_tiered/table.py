@@ -235,9 +235,14 @@ class ColdTable:
         """Remove `garbage` from the store and return its names; only the owner may."""
         self._check_owner()
         names = self.garbage(now_ms, removed_hours)
+        self.remove(names)
+        return names
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects from the store that `garbage` has returned; only the owner may."""
+        self._check_owner()
         for name in names:
             self._objects.delete(name)
-        return names
 
     def _create(self, schema: pa.Schema) -> None:
         found = self._objects.list_folder(DATA_FOLDER)

@@ -145,15 +145,23 @@ class ObjectTier(ReadsOfTier):
             await store.deletions.wait_durable()
             end = store.deletions.end
         await uploader.release(end)
-        while uploader.released < end or not self.index.is_complete:
-            yield PurgeStatus(waits=uploader.reason if uploader.released < end else "its index is being built")
+        while uploader.released < end and not self.rewriter.stopped:
+            yield PurgeStatus(waits=uploader.reason)
             await trio.sleep(PURGE_S)
         request = self.rewriter.purge(topic)
         while not request.is_over.is_set():
+            request.status.waits = self._waits()
             yield request.status
             with trio.move_on_after(PURGE_S):
                 await request.is_over.wait()
+        request.status.waits = ""
         yield request.status
+
+    def _waits(self) -> str:
+        """Return what keeps files from being rewritten now; empty if nothing does."""
+        if self.uploader.trouble:
+            return self.uploader.reason
+        return "" if self.index.is_complete else "its index is being built"
 
     # ---- retention
 

@@ -201,16 +201,16 @@ class TierIndex:
             self.finder.forget()
         await self._tell()
 
-    async def files_of_deleted(self) -> tuple[list[str], dict[str, int]]:
+    async def files_of_deleted(self) -> tuple[list[str], dict[str, int]] | None:
         """Return the paths of files that have messages of deleted topics, and topics with the position of the deletion.
 
-        Only deletions count that are noted in the table. There are none before everything is indexed.
+        Only deletions count that are noted in the table. None: not everything in the table is indexed yet.
 
         Raises:
           Refused: the disk fails, or the index is damaged and will be built again.
         """
         if not self.is_complete:
-            return [], {}
+            return None
         return await self._ask(lambda database: database.deleted())
 
     def _set_missing(self, files: Iterable[TableFile]) -> None:

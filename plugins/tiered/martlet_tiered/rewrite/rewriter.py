@@ -14,8 +14,8 @@ from msgspec import Struct, structs
 from martlet.runtime.clock import Clock
 from martlet.runtime.io_threads import IoThreads
 from martlet.runtime.steps import Blocking, Steps
-from martlet_tiered.config import TieredConfig
-from martlet_tiered.errors import ObjectDamaged, ObjectMissing
+from martlet_tiered.config import TieredConfig, call_deadline_s
+from martlet_tiered.errors import AccessRefused, ObjectDamaged, ObjectMissing, StoreUnusable, TableRefused
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.footer import FileFooter
 from martlet_tiered.names import DataName
@@ -37,15 +37,22 @@ HOUR_S: Final = 3600.0
 OVERDUE_DAYS: Final = 2
 # The first look for deleted topics comes soon after a start: the broker may never run for long.
 FIRST_S: Final = 60.0
-# Time for one object.
-DEADLINE_S: Final = 300.0
+# Pause while the index does not know all files.
+INDEX_S: Final = 1.0
+# Objects removed in one call, which has the deadline of an upload.
+REMOVED_AT_ONCE: Final = 50
+# No retry of a purge mends these.
+FINAL: Final = (AccessRefused, StoreUnusable, TableRefused)
 
 
 class Facts(Protocol):
     """Knows what the files of the table have: the index of readers."""
 
-    async def files_of_deleted(self) -> tuple[Sequence[str], Mapping[str, int]]:
-        """Return paths of files with messages of deleted topics, and topics with the log position of the deletion."""
+    async def files_of_deleted(self) -> tuple[Sequence[str], Mapping[str, int]] | None:
+        """Return paths of files with messages of deleted topics, and topics with the log position of the deletion.
+
+        None: not all files of the table are known yet.
+        """
         ...
 
     async def replaced(
@@ -75,6 +82,11 @@ class Purge(Struct):
     is_over: trio.Event
     status: PurgeStatus
 
+    def end(self) -> None:
+        """Let whoever waits for it know that it is over."""
+        self.status.is_over = True
+        self.is_over.set()
+
 
 @final
 class Rewriter:
@@ -82,6 +94,8 @@ class Rewriter:
 
     Each new file is stored, read back, committed in place of the old one and then told to *facts*. Wherever a broker
     ends in between, the table has each message once; what was stored and not committed is removed a day later.
+
+    `stopped` says why there will be no more steps; it is empty until `stop`.
     """
 
     def __init__(
@@ -94,6 +108,7 @@ class Rewriter:
         broker: str,
     ) -> None:
         self.progress = RewriteProgress()
+        self.stopped = ""
         self._config = config
         self._facts = facts
         self._log_begin = log_begin
@@ -102,9 +117,9 @@ class Rewriter:
         self._clock = clock
         self._broker = broker
         self._pace = PacedThread()
-        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=DEADLINE_S)
+        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=call_deadline_s(config))
         self._look_at = self._tend_at = -1.0
-        self._expire_at = 0.0
+        self._expire_at = self._not_before = 0.0
         self._unmerged: set[str] = set()  # files that cannot become one with others
         self._collect_at = 0.0
         self._number = 0
@@ -117,7 +132,7 @@ class Rewriter:
         now = trio.current_time()
         if self._look_at < 0:
             self._look_at = self._tend_at = now + FIRST_S
-        return bool(self._purges) or now >= min(self._look_at, self._tend_at)
+        return now >= self._not_before and (bool(self._purges) or now >= min(self._look_at, self._tend_at))
 
     def take_removed_hours(self) -> int | None:
         """Return for how many hours objects must not have been in the table to be removed now; None: remove nothing.
@@ -132,14 +147,22 @@ class Rewriter:
         return self._config.deleted_hours // 2
 
     def purge(self, topic: str) -> "Purge":
-        """Return a purge of *topic*, or of all deleted topics, which the next steps do."""
-        self._purges.append(Purge(topic, trio.Event(), PurgeStatus()))
+        """Return a purge of *topic*, or of all deleted topics, which the next steps do; it fails after `stop`."""
+        purge = Purge(topic, trio.Event(), PurgeStatus())
+        self._purges.append(purge)
         self._skipped.clear()
-        return self._purges[-1]
+        if self.stopped:
+            self._fail_purges(self.stopped)
+        return purge
+
+    def stop(self, why: str) -> None:
+        """End all purges with the error *why*: there will be no more steps."""
+        self.stopped = why
+        self._fail_purges(why)
 
     def look_now(self) -> None:
         """Let the next `step` look for deleted topics, expired days and small files."""
-        self._look_at = self._tend_at = self._expire_at = trio.current_time()
+        self._look_at = self._tend_at = self._expire_at = self._not_before = trio.current_time()
         self._skipped.clear()
 
     async def step(self, table: ColdTable) -> None:
@@ -149,13 +172,27 @@ class Rewriter:
           TierError: the store or the table cannot be used; the file may be rewritten or not.
           Refused: the store hangs.
         """
-        paths, deletions = await self._facts.files_of_deleted()
+        try:
+            await self._step(table)
+        except FINAL as error:
+            self._fail_purges(str(error))
+            raise
+
+    async def _step(self, table: ColdTable) -> None:
+        known = await self._facts.files_of_deleted()
+        files = await self._threads.run(table.files)
+        by_path = {file.path: file for file in files}
+        if known is None or not by_path.keys() >= set(known[0]):
+            # Another program has changed the table, or its index is being built; the uploader compares both.
+            self._not_before = trio.current_time() + INDEX_S
+            await self._threads.run(table.refresh)
+            return
+        paths, deletions = known
         purge = self._purges[0] if self._purges else None
         if purge is not None and purge.topic:
             deletions = {topic: position for topic, position in deletions.items() if topic == purge.topic}
         is_look = purge is not None or trio.current_time() >= self._look_at
-        files = await self._threads.run(table.files)
-        wanted = [file for file in files if file.path in set(paths).difference(self._skipped)]
+        wanted = [by_path[path] for path in paths if path not in self._skipped]
         if wanted and deletions and is_look:
             dropped = await self._purge(table, wanted[0], deletions)
             if purge is not None:
@@ -214,12 +251,21 @@ class Rewriter:
         if purge.topic and not is_known:
             status.error = f"topic {purge.topic!r} was not deleted, as far as the table knows"
         else:
-            status.objects = len(await self._threads.run(partial(table.collect, self._clock.now_ms(), 0)))
+            names = await self._threads.run(partial(table.garbage, self._clock.now_ms(), 0))
+            for begin in range(0, len(names), REMOVED_AT_ONCE):
+                removed = names[begin : begin + REMOVED_AT_ONCE]
+                await self._threads.run(partial(table.remove, removed))
+                status.objects += len(removed)
             status.damaged = [f"{path}: {why}" for path, why in self._skipped.items() if why]
-        status.is_over = True
-        purge.is_over.set()
         self._purges.remove(purge)
         self._skipped.clear()
+        purge.end()
+
+    def _fail_purges(self, why: str) -> None:
+        for purge in self._purges:
+            purge.status.error = why
+            purge.end()
+        self._purges.clear()
 
     async def _purge(self, table: ColdTable, file: DataFile, deletions: Mapping[str, int]) -> int:
         """Rewrite *file* without the records before *deletions*; return how many these were."""

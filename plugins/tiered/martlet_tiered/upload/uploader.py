@@ -25,7 +25,7 @@ from martlet.runtime.clock import Clock
 from martlet.runtime.io_threads import IoThreads
 from martlet.runtime.wakeup import Wakeup
 from martlet.store import Store
-from martlet_tiered.config import TieredConfig
+from martlet_tiered.config import TieredConfig, call_deadline_s
 from martlet_tiered.errors import Fenced, FileTooLarge, LogUnreadable
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.footer import FileFooter
@@ -57,8 +57,6 @@ SEGMENTS_MAX: Final = 1000
 TIDY_RANGES: Final = 8
 # Files are not rewritten while uploads are this many ranges behind, or retention waits for them.
 RANGES_BEHIND: Final = 4
-# Beside the time for the requests of an upload with their retries.
-DEADLINE_SPARE_S: Final = 60.0
 
 # Runs an upload process that may be silent for that many seconds; it is open.
 RunWorker: TypeAlias = Callable[[float], AbstractAsyncContextManager[UploadWorker]]
@@ -93,6 +91,10 @@ class TableUpkeep(Protocol):
 
     async def step(self, table: ColdTable) -> None:
         """Rewrite some files of *table*, which this broker owns, in some seconds."""
+        ...
+
+    def stop(self, why: str) -> None:
+        """Give up what is to be done: another broker owns the table now."""
         ...
 
 
@@ -132,7 +134,7 @@ class Uploader:
         self._upkeep = upkeep
         self._broker = broker
         self._owner = owner
-        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=_deadline_s(config))
+        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=call_deadline_s(config))
         self._live = LiveQueues(store)
         self._wakeup = Wakeup()
         self._wanted = 0  # retention waits for records before this log position
@@ -158,6 +160,11 @@ class Uploader:
         """Why records may not be removed yet, and how many."""
         return self._trouble.describe(self.behind)
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be uploaded now; empty if it can."""
+        return self._trouble.text
+
     async def release(self, end: int) -> None:
         """Hurry to upload the records before log position *end*."""
         if end > self._wanted:
@@ -175,6 +182,7 @@ class Uploader:
                 await self._upload_in_session()
             except Fenced as error:
                 self._trouble.text = str(error)
+                self._upkeep.stop(str(error))
                 logger.error("the cold tier has stopped uploading: %s", error)
                 await trio.sleep_forever()
             except (MartletError, OSError) as error:
@@ -200,7 +208,7 @@ class Uploader:
         logger.info("the cold tier uploads the log from position %d on; %.1f MiB wait", begin, self.behind / (1 << 20))
         while True:
             if await self._wait_for_work():
-                async with self._run_worker(_deadline_s(self._config)) as worker:
+                async with self._run_worker(call_deadline_s(self._config)) as worker:
                     await self._upload_ranges(session, worker)
             if self._upkeep_is_due:
                 await self._upkeep.step(session.table)
@@ -317,8 +325,3 @@ class Uploader:
             failure = await self._threads.run(partial(session.tidy, self._clock.now_ms(), removed_hours))
             if failure:
                 logger.warning("the table of the cold tier was not tidied: %s", failure)
-
-
-def _deadline_s(config: TieredConfig) -> float:
-    """Return the time for a call of the store with its retries, in seconds."""
-    return (config.upload_timeout_ms + config.retry_ms) / 1000 + DEADLINE_SPARE_S
