@@ -77,6 +77,9 @@ class Ignore:
     async def sync(self, files: Sequence[object]) -> None:
         """Do nothing."""
 
+    async def beginning(self, epoch: int, end: int) -> None:
+        """Do nothing."""
+
     async def committed(self, files: Sequence[object], footers: Sequence[object]) -> None:
         """Do nothing."""
 

@@ -85,6 +85,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TX}renewal.py": frozenset(("store",)),
     # Tells the store which messages the cold tier has, and reads none.
     f"{TIERED}reading/index.py": frozenset(("Store",)),
+    # Stores the state of the broker beside the cold tier, for a restore.
+    f"{TIERED}restore/capture.py": frozenset(("store",)),
     # Makes its socket in the store's directory.
     f"{TIERED}status.py": frozenset(("store",)),
     # Joins the uploader and the reader of the cold tier.

@@ -141,6 +141,9 @@ class Followed:
     async def sync(self, files: Sequence[DataFile]) -> None:
         self.files = {file.path: file for file in files}
 
+    async def beginning(self, epoch: int, end: int) -> None:
+        assert end >= self.released()
+
     async def committed(self, files: Sequence[DataFile], footers: Sequence[FileFooter]) -> None:
         assert all(footer.begin >= self.released() for footer in footers)
         self.files.update((file.path, file) for file in files)

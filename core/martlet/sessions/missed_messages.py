@@ -141,7 +141,7 @@ class MissedMessages:
         Asks the cold tier for positions before the log (`WaitingSteps`). Raises `BlockDamaged`, `OSError` and
         `Refused`.
         """
-        cold, at = self._store.cold, bisect_left(positions, self._store.first_position)
+        cold, at = self._store.cold, bisect_left(positions, self._store.local_position)
         if not at or not cold.has_range(queue):
             return (yield from self._local_offsets(queue, end, positions))
         offsets: list[int] = []

@@ -199,6 +199,17 @@ class Projections:
         finally:
             self._store.readable_end.on_moved.remove(note_moved)
 
+    def floor(self) -> int:
+        """Return a log position from which on the log has every record that the state of the projections needs."""
+        store, floor = self._store, self._store.readable
+        for driven in self._driven:
+            if driven.failed or not self.keeper.is_ready:
+                return store.first_position
+            floor = min(floor, driven.projection.floor())
+            if not driven.order.at_end:
+                floor = min(floor, driven.order.position + driven.order.size)
+        return max(floor, store.first_position)
+
     def may_have_newer(self, projection: Projection, topic: str, tag: str) -> bool:
         """Return whether the log may have a message of *topic* with *tag* that *projection* has not applied yet.
 

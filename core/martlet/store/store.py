@@ -290,6 +290,13 @@ class Store:
         return min(self.segments.start, self.cold.from_position)
 
     @property
+    def local_position(self) -> int:
+        """The log position before which only the cold tier has the records of consumers: the log's first, or a later
+        one after a restore.
+        """
+        return max(self.segments.start, self.cold.to_position)
+
+    @property
     def appended(self) -> int:
         return self.tail.position
 

@@ -129,6 +129,10 @@ class Tables:
         for table in self._tables:
             table.changed = changed
 
+    def open_paths(self) -> list[str]:
+        """Return the paths of the tables that have no secrets."""
+        return [table.path for table in self._tables if table.mode == FILE_MODE]
+
     def to_save(self, *, every: bool) -> list[Table]:
         """Return the tables that differ from their files: only urgent ones, or *every* one."""
         return [table for table in self._tables if (table.dirty and table.urgent) or (every and _is_unsaved(table))]

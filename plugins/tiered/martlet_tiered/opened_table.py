@@ -53,6 +53,11 @@ class OpenedTable:
                 return note
         return None
 
+    def last_upload_ms(self) -> int:
+        """Return when the files of the last range were made, by the clock of their broker; 0 if that is unknown."""
+        last = [file.modified_ms for file in self.files if file.name and file.name.end == self.end]
+        return max(last, default=0)
+
     def footer(self, file: DataFile) -> FileFooter:
         """Return the footer of *file*. Raises as `read_footer`."""
         return read_footer(self.objects, f"{DATA_FOLDER}/{file.path}", file.bytes)

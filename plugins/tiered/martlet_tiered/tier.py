@@ -26,6 +26,8 @@ from martlet_tiered.reading.index import FILE_NAME, TierIndex, identity_of
 from martlet_tiered.reading.reader import DEADLINE_S, ReadsOfTier, TierReader
 from martlet_tiered.reading.store_reads import StoreReads
 from martlet_tiered.remote import RemoteObjects
+from martlet_tiered.restore.capture import StateKeeper, UploadFollower
+from martlet_tiered.restore.directory import RESTORED_FILE, restored_position
 from martlet_tiered.rewrite.rewriter import Rewriter
 from martlet_tiered.status import PurgeStatus, TierStatus
 from martlet_tiered.table import ColdTable
@@ -68,8 +70,9 @@ class ObjectTier(ReadsOfTier):
         self.rewriter: Final = Rewriter(
             *(self.index, self._open_objects, lambda: store.first_position, config, broker.clock, name)
         )
+        follower = UploadFollower(self.index, StateKeeper(broker, self._objects, threads))
         self.uploader: Final = Uploader(
-            *(store, config, broker.clock, self._open_table, self._run_worker, self.index, self.rewriter, name, owner)
+            *(store, config, broker.clock, self._open_table, self._run_worker, follower, self.rewriter, name, owner)
         )
 
     # ---- what the tier has
@@ -80,6 +83,7 @@ class ObjectTier(ReadsOfTier):
         Raises:
           TierError: the store cannot be used, or the table belongs to another broker.
         """
+        self._tell_restored()
         await self.index.begin()
         try:
             await self._refresh()
@@ -87,6 +91,12 @@ class ObjectTier(ReadsOfTier):
             raise
         except (Refused, TierError) as error:
             logger.warning("the cold tier begins with what its index had; %s", error)
+
+    def _tell_restored(self) -> None:
+        """Tell the store up to which log position a restored data directory has no messages."""
+        store = self._broker.store
+        about = next(iter(store.data_directory.read_generations(RESTORED_FILE)), b"")
+        store.cold.to_position = restored_position(about)
 
     async def _refresh(self) -> None:
         await self.index.sync_with(self._files)

@@ -120,7 +120,7 @@ class CatchUpReader:
     @property
     def _cold_to(self) -> int:
         """The log position before which sweeps may wait for the cold tier; 0 without one."""
-        return self._store.first_position if self._store.cold.tier is not None else 0
+        return self._store.local_position if self._store.cold.tier is not None else 0
 
     def plan(self) -> list[Sweep]:
         """Begin sweeps for cursors that no sweep will reach soon; return the new sweeps."""

@@ -105,7 +105,7 @@ class Sweep:
     @property
     def is_cold(self) -> bool:
         """Whether the next records may have to come from the cold tier."""
-        return self._store.cold.tier is not None and self.swept_to < self._store.first_position
+        return self._store.cold.tier is not None and self.swept_to < self._store.local_position
 
     @property
     def is_routing(self) -> bool:
@@ -302,7 +302,7 @@ async def _find_first_offset(store: Store, queue: Queue, position: int) -> int:
     Raises:
       Refused: the cold tier failed or did not answer in time.
     """
-    if position < store.first_position and store.cold.has_range(queue):
+    if position < store.local_position and store.cold.has_range(queue):
         return await store.cold.offset_by_position(queue, position)
     for _ in range(REPAIRS):
         try:

@@ -135,12 +135,14 @@ class ColdRecords:
     """What the tier has, and guarded questions to it; without a ``tier`` there is nothing cold.
 
     ``from_position`` is the log position from which on the tier has every record of the topics that may be cold, up to
-    the log's first; the tier sets it.
+    the log's first; the tier sets it. So it does with ``to_position`` after a restore: the log has no record of these
+    topics before this position, although it begins earlier.
     """
 
     def __init__(self, queues: Queues) -> None:
         self.tier: ColdReader | None = None
         self.from_position = NOTHING_COLD
+        self.to_position = 0
         self.failed_reads = 0
         self._queues = queues
         self._log_at = 0.0  # time of the next log line about a failure, on trio's clock

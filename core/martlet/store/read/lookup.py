@@ -153,7 +153,7 @@ class Lookup:
         record = RecordView(data)
         queue = self._queues.find(record.topic, record.queue_id)
         if queue is None or not queue.local_from <= record.queue_offset < queue.next_offset:
-            return None
+            return await self._cold_record_at(position)
         try:
             entry = await self._entry_far(queue, record.queue_offset)
         except BlockDamaged:
@@ -186,7 +186,12 @@ class Lookup:
 
     async def _cold_record_at(self, position: int) -> bytes | None:
         """Return the record at *position* from the cold tier; None unless retention removed it from the log."""
-        return await self._readers.cold.record_at(position) if position < self._segments.start else None
+        return await self._readers.cold.record_at(position) if position < self._local_position else None
+
+    @property
+    def _local_position(self) -> int:
+        """As `Store.local_position`."""
+        return max(self._segments.start, self._readers.cold.to_position)
 
     def position_at(self, queue: Queue, offset: int) -> Steps[int]:
         """Return the log position of message *offset*; -1 if it is not readable or lost.
@@ -336,7 +341,7 @@ class Lookup:
                 unpaused = 0
                 yield
         self._check_keys_complete()
-        cold, left, start = self._readers.cold, max_count - len(records), self._segments.start
+        cold, left, start = self._readers.cold, max_count - len(records), self._local_position
         if cold.tier is not None and left > 0 and size <= bytes_max:
             older = yield from wait_for(partial(cold.records_by_key, topic, key, left, begin_ms, end_ms, start))
             known = {RecordView(data).position for data in records}  # retention may have removed them since

@@ -15,10 +15,11 @@ from martlet_tiered.opened_table import OpenedTable, open_table
 from martlet_tiered.opening import open_objects
 from martlet_tiered.table import ColdTable
 
-__all__ = ["OpenedTable", "data_directory", "open_for_writing", "open_place"]
+__all__ = ["OpenedTable", "data_directory", "open_for_writing", "open_place", "read_tables"]
 
 
-def _tables(arguments: Any) -> dict[str, Any]:
+def read_tables(arguments: Any) -> dict[str, Any]:
+    """Return the configuration that *arguments* name, as sections. Raises `ConfigError`."""
     tables = read_toml(arguments.config) if arguments.config else {}
     for assignment in arguments.set:
         override(tables, assignment)
@@ -33,11 +34,11 @@ def data_directory(arguments: Any) -> str:
     """
     if arguments.data:
         return os.path.abspath(str(arguments.data))
-    return os.path.abspath(str(read_config(_tables(arguments)).data)) if arguments.config else ""
+    return os.path.abspath(str(read_config(read_tables(arguments)).data)) if arguments.config else ""
 
 
 def _config_of(arguments: Any) -> TieredConfig:
-    tables = _tables(arguments)
+    tables = read_tables(arguments)
     section = tables.get("tiered", {})
     if not isinstance(section, dict):
         raise ConfigError("config key 'tiered' is no section; write [tiered]")

@@ -157,6 +157,9 @@ class TierIndex:
         self.finder.forget()
         self._work.set()
 
+    async def beginning(self, epoch: int, end: int) -> None:
+        """Do nothing: the index learns of a range when it is committed."""
+
     async def committed(self, files: Sequence[DataFile], footers: Sequence[FileFooter]) -> None:
         """Add *files* with their *footers*, which the broker has just committed.
 

@@ -69,6 +69,10 @@ class CommitFollower(Protocol):
         """Note that *files* are all files of the table: at the start, and after another program has changed it."""
         ...
 
+    async def beginning(self, epoch: int, end: int) -> None:
+        """Note that the next range will be uploaded in *epoch*, and begins at log position *end*."""
+        ...
+
     async def committed(self, files: Sequence[DataFile], footers: Sequence[FileFooter]) -> None:
         """Note that *files* with these *footers* were added. Retention may remove their records when it returns."""
         ...
@@ -218,6 +222,7 @@ class Uploader:
     async def _upload_ranges(self, session: UploadSession, worker: UploadWorker) -> None:
         """Upload a range, and more until there is none for a while, or upkeep is due."""
         while True:
+            await self._follower.beginning(session.epoch, self.released)
             await self._upload_range(session, worker)
             self._trouble.text = ""
             await self._tidy(session)

@@ -1,0 +1,97 @@
+"""Takes the state of a running broker for a restore, and stores it beside the table.
+
+The order makes it consistent: what the log has to begin with, then the tables, then the position, then the queues. So
+the first two are not newer than the position, and the queues are not older.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, final
+
+import trio
+
+from martlet.broker import Broker
+from martlet.runtime.io_threads import IoThreads
+from martlet_tiered.files import DataFile
+from martlet_tiered.format.footer import FileFooter
+from martlet_tiered.objects import Objects
+from martlet_tiered.reading.index import TierIndex
+from martlet_tiered.restore.broker_state import BrokerState, QueuePlace, store_state
+
+__all__ = ["StateKeeper", "UploadFollower"]
+
+# Queues to look at in one turn of the event loop.
+QUEUES_AT_ONCE: Final = 1000
+
+
+@final
+class StateKeeper:
+    """Stores the state of *broker* in *objects*, with *threads*."""
+
+    def __init__(self, broker: Broker, objects: Objects, threads: IoThreads) -> None:
+        self._broker = broker
+        self._objects = objects
+        self._threads = threads
+        self._position = -1  # of the last state
+
+    async def store(self, epoch: int, end: int) -> None:
+        """Store the current state before the next range is uploaded in *epoch*; the table ends at *end*.
+
+        If uploads are behind, so that the last state does not count yet, there is no newer one.
+
+        Raises:
+          TierError: the store cannot be used.
+          Refused: it did not answer in time.
+        """
+        if self._position > end:
+            return
+        state = await self._capture()
+        await self._threads.run(partial(store_state, self._objects, epoch, state, end))
+        self._position = state.position
+
+    async def _capture(self) -> BrokerState:
+        broker, store = self._broker, self._broker.store
+        floor = broker.projections.floor()
+        paths = broker.tables.open_paths()
+        files = await store.disk.off_loop(lambda: dict(zip(paths, map(self._read, paths), strict=True)))
+        position = min(store.durable, store.readable)
+        segment = store.segments.find(min(floor, position))
+        start = segment.start if segment is not None else position
+        return BrokerState(
+            *(broker.config.name, position, start, store.segments.segment_bytes, broker.clock.now_ms()),
+            await self._queues(),
+            {path: data for path, data in files.items() if data},
+        )
+
+    def _read(self, path: str) -> bytes:
+        return next(iter(self._broker.store.data_directory.read_generations(path)), b"")
+
+    async def _queues(self) -> Sequence[QueuePlace]:
+        found: list[QueuePlace] = []
+        for number, queue in enumerate(list(self._broker.store.queues.all())):
+            if number % QUEUES_AT_ONCE == QUEUES_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
+            if queue.next_offset and not queue.deleted:
+                found.append(QueuePlace(queue.topic, queue.queue_id, queue.next_offset, queue.expired_to))
+        return found
+
+
+@final
+class UploadFollower:
+    """Stores the state of the broker before each range, with *keeper*, and tells *index* what is in the table."""
+
+    def __init__(self, index: TierIndex, keeper: StateKeeper) -> None:
+        self._index = index
+        self._keeper = keeper
+
+    async def sync(self, files: Sequence[DataFile]) -> None:
+        """As `TierIndex.sync`."""
+        await self._index.sync(files)
+
+    async def beginning(self, epoch: int, end: int) -> None:
+        """As `StateKeeper.store`."""
+        await self._keeper.store(epoch, end)
+
+    async def committed(self, files: Sequence[DataFile], footers: Sequence[FileFooter]) -> None:
+        """As `TierIndex.committed`."""
+        await self._index.committed(files, footers)
