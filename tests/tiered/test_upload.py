@@ -7,7 +7,8 @@ import pytest
 import trio
 
 from martlet.message import Message
-from martlet.records.layout import PREPARED
+from martlet.records.layout import PREPARED, RecordView
+from martlet.store.format.notes import NOTES_TOPIC
 from martlet.testing.stores import ManualClock, message
 from martlet_tiered.upload import uploader as uploading
 
@@ -201,6 +202,24 @@ async def test_a_topic_that_is_deleted_after_a_range_is_left_out_of_it(tmp_path:
             nursery.cancel_scope.cancel()
         assert uploader.progress.ranges > 1
         assert tier_records(local_tier) == [pair for pair in log_records(store) if pair[0] not in old]
+
+
+async def test_a_deletion_that_is_not_durable_leaves_nothing_out(tmp_path: Path, local_tier: Tier) -> None:
+    """A power cut would undo it, and the topic would lack what an upload has left out."""
+    async with open_store(tmp_path) as store:
+        filled_store(store, 10)
+        end = store.durable
+        store.deletions.delete_topic("orders")
+        store.flusher.wanted = 0
+        async with begin_upload(store, Place(local_tier)) as held:
+            await held.uploader.release(end)
+            await until(lambda: store.flusher.wanted >= store.deletions.end or held.uploader.released > 0)
+            assert (held.uploader.released, table_of(local_tier).end) == (0, None)
+            store.flusher.flush_now()
+            await held.finish()
+        assert {record.topic for _, data in tier_records(local_tier) if (record := RecordView(data))} == {
+            *("T", "%RETRY%G", "%DLQ%G", "martlet.x", NOTES_TOPIC)
+        }
 
 
 async def test_expired_messages_and_light_queues_are_left_out(tmp_path: Path, local_tier: Tier) -> None:

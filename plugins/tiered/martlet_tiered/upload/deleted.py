@@ -32,13 +32,19 @@ class LiveQueues:
         """Return the first offset of each of *runs* that is still a message; they are before log position *end*.
 
         Internal records have no queue and are all kept. A topic that was deleted after *end* has no messages, also if
-        it exists again.
+        it exists again. If any topic has none, this waits until its deletion is durable: a power cut could undo it.
+        Expiry needs no such wait, because the next start finds the same messages to be too old.
+
+        Raises:
+          StoreFailed: the disk failed, so a deletion will never be durable.
         """
         firsts = array("q")
         for number, run in enumerate(runs):
             if number % RUNS_AT_ONCE == RUNS_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
             firsts.append(self._first(run, end))
+        if NOWHERE in firsts:
+            await self._store.deletions.wait_durable()
         return firsts
 
     def _first(self, run: QueueRun, end: int) -> int:
