@@ -95,7 +95,7 @@ def sorted_records(found: Records) -> list[bytes]:
 
 
 def opened(written: EncodedFile) -> tuple[pq.FileMetaData, FileFooter]:
-    metadata = read_metadata(Memory(bytes(written.data)), "f", len(written.data))  # type: ignore[arg-type]
+    metadata = read_metadata(Memory(bytes(written.data)), "f", len(written.data))
     footer = footer_of(metadata)
     assert footer is not None
     return metadata, footer

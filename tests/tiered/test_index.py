@@ -1,6 +1,7 @@
 """The index finds each message that is still part of its topic, in whatever order files come to it."""
 
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -122,6 +123,21 @@ def test_a_deletion_counts_for_files_that_come_later(database: IndexDatabase) ->
     assert firsts(database) == [(0, 3, 5000)]
     database.delete_topic("T", 6000)
     assert firsts(database) == []
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_files_with_messages_of_a_deleted_topic_are_marked_in_whatever_order(
+    database: IndexDatabase, order: Sequence[int]
+) -> None:
+    old, note, new = file(0, span(0, 9, 0)), file(1, deleted=[("T", 1500)]), file(2, span(0, 9, 2000))
+    for number in order:
+        database.add((old, note, new)[number])
+    assert database.deleted() == (["f0"], {"T": 1500})
+
+
+def test_a_tangled_file_that_was_removed_meanwhile_is_left_out(database: IndexDatabase) -> None:
+    database.add(file(1, span(0, 3, 1000)), [("removed", [span(4, 9, 900)])])
+    assert firsts(database) == [(0, 3, 1000)]
 
 
 def test_files_whose_messages_alternate_are_told(database: IndexDatabase) -> None:

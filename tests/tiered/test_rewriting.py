@@ -293,6 +293,7 @@ async def test_a_deletion_that_is_not_in_the_table_yet_changes_no_file(tmp_path:
             made.uploader._config = local_tier.config(range_ms=86_400_000, range_bytes=1 << 30)
             made.uploader._bytes_max = 1 << 30
             store.deletions.delete_topic("T")
+            store.flusher.flush_now()
             paths, deletions = await made.facts()
             assert paths
             assert deletions == {}

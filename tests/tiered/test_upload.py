@@ -7,10 +7,19 @@ import pytest
 import trio
 
 from martlet.message import Message
+from martlet.records.codec import encode_record
 from martlet.records.layout import PREPARED, RecordView
 from martlet.store.format.notes import NOTES_TOPIC
-from martlet.testing.stores import ManualClock, message
+from martlet.testing.stores import HOST, ManualClock, message
+from martlet_columns.records import Records
+from martlet_tiered.config import TieredConfig, call_deadline_s
+from martlet_tiered.delta import CommitNote
+from martlet_tiered.format import footer as footers
+from martlet_tiered.format.writing import write_file
+from martlet_tiered.names import DataName
+from martlet_tiered.table import ColdTable
 from martlet_tiered.upload import uploader as uploading
+from martlet_tiered.upload.storing import check_file, store_file
 
 from .cold import Tier
 from .uploads import (
@@ -217,9 +226,8 @@ async def test_a_deletion_that_is_not_durable_leaves_nothing_out(tmp_path: Path,
             assert (held.uploader.released, table_of(local_tier).end) == (0, None)
             store.flusher.flush_now()
             await held.finish()
-        assert {record.topic for _, data in tier_records(local_tier) if (record := RecordView(data))} == {
-            *("T", "%RETRY%G", "%DLQ%G", "martlet.x", NOTES_TOPIC)
-        }
+        topics = {RecordView(data).topic for _, data in tier_records(local_tier)}
+        assert topics == {"T", "%RETRY%G", "%DLQ%G", "martlet.x", NOTES_TOPIC}
 
 
 async def test_expired_messages_and_light_queues_are_left_out(tmp_path: Path, local_tier: Tier) -> None:
@@ -285,6 +293,54 @@ async def test_a_log_that_ends_before_the_table_is_refused(
             await until(lambda: held.uploader.progress.failures > 0)
         assert held.uploader.released == 0
         assert "it is the table of another data directory" in caplog.text
+
+
+# ---- signs of the upload process
+
+
+def test_requests_of_a_file_have_a_sign_before_each(local_tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footers, "TAIL_BYTES", 100)  # the footer takes two requests
+    signs: list[str] = []
+
+    class Noted:
+        def __getattr__(self, name: str) -> Any:
+            signs.append(name)
+            return getattr(objects, name)
+
+    objects: Any = local_tier.objects()
+    record = encode_record(message(b"x"), 0, 0, 0, 1, HOST)
+    made = write_file(DataName("2026-11-28", "topic", 1, 0, len(record)), "a", Records(bytearray(record)), 1)
+    noted: Any = Noted()
+    store_file(noted, made, lambda: signs.append("beat"))
+    check_file(noted, made.file, made.footer, len(made.keys), lambda: signs.append("beat"))
+    requests = ["create", "create", "size", "size", "read_range", "read_range", "read_range"]
+    assert signs == [sign for name in requests for sign in ("beat", name)]
+
+
+@pytest.mark.parametrize("requests", [1, 10])
+def test_a_request_may_take_the_time_that_is_configured(requests: int) -> None:
+    config = TieredConfig(request_timeout_ms=600_000, upload_timeout_ms=1000, retry_ms=240_000)
+    assert call_deadline_s(config, requests) > requests * 600 + 240
+    config = TieredConfig(upload_timeout_ms=3_600_000, retry_ms=240_000)
+    assert call_deadline_s(config, requests) > 3600 + 240
+
+
+async def test_commits_of_other_programs_that_a_checkpoint_meets_are_told(
+    tmp_path: Path, local_tier: Tier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(uploading, "TIDY_RANGES", 1)
+
+    def wrap(found: Any) -> Any:
+        if isinstance(found, ColdTable):
+            monkeypatch.setattr(found, "checkpoint", lambda: found.foreign.append(CommitNote(1, "OPTIMIZE", 0, "")))
+        return found
+
+    async with open_store(tmp_path) as store:
+        filled_store(store, 10)
+        async with begin_upload(store, Place(local_tier, wrap=wrap), range_bytes=1 << 20) as held:
+            await held.finish()
+            await until(lambda: "another program has changed the table" in caplog.text)
+        assert held.uploader.progress.ranges == 1
 
 
 # ---- sizes

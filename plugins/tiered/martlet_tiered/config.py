@@ -142,6 +142,7 @@ class TieredConfig(Settings):
     )
 
 
-def call_deadline_s(config: TieredConfig) -> float:
-    """Return the time for a call of the store that may store an object, with its retries, in seconds."""
-    return (config.upload_timeout_ms + config.retry_ms) / 1000 + DEADLINE_SPARE_S
+def call_deadline_s(config: TieredConfig, requests: int = 1) -> float:
+    """Return the time for a call that stores an object or makes so many other *requests*, with retries, in seconds."""
+    timeout_ms = max(config.upload_timeout_ms, requests * config.request_timeout_ms)
+    return (timeout_ms + config.retry_ms) / 1000 + DEADLINE_SPARE_S

@@ -5,7 +5,7 @@ with their byte ranges, and for each queue where its messages are.
 """
 
 import base64
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +21,7 @@ __all__ = [
     "FOOTER_VERSION",
     "FileFooter",
     "GroupPlace",
+    "ReadsRanges",
     "Span",
     "decode_group",
     "encode_footer",
@@ -125,7 +126,13 @@ def footer_of(metadata: pq.FileMetaData) -> FileFooter | None:
         raise ObjectDamaged(f"the footer of the file cannot be decoded: {error}") from error
 
 
-def read_metadata(objects: Objects, name: str, size: int) -> pq.FileMetaData:
+class ReadsRanges(Protocol):
+    """Reads parts of objects, as `Objects` does."""
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes: ...
+
+
+def read_metadata(objects: ReadsRanges, name: str, size: int) -> pq.FileMetaData:
     """Return the metadata of the Parquet file *name* with *size* bytes: one request, two if it is long.
 
     Raises:

@@ -7,8 +7,8 @@ A queue has a *birth*, a log position: spans before it belong to an earlier topi
 topic was deleted, or where the offsets of the queue began again. The spans of a queue are disjoint, and ascend by
 offset and by position.
 
-A deletion is *noted* if a file of the table has the note of it, so no crash of the broker can undo it. Files are marked
-that have messages from before the deletion of their topic: they are to be rewritten.
+A deletion is *noted* if a file of the table has the note of it. Files are marked that have messages from before the
+birth of their queue or the deletion of their topic: they are to be rewritten.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,6 +40,8 @@ PLACES: Final = """
 SELECT queues.topic, queues.queue, first, last, row, rows, min_ms, max_ms, min_position, max_position, path, bytes
 FROM spans JOIN queues ON queues.number = spans.queue JOIN files ON files.number = spans.file
 """
+
+MARK: Final = "UPDATE files SET has_deleted = 1 WHERE number"
 
 
 class IndexedFile(Struct, frozen=True):
@@ -133,7 +135,8 @@ class IndexDatabase:
     def add(self, file: IndexedFile, exact: Iterable[tuple[str, Sequence[Span]]] = ()) -> None:
         """Add *file*; the files *exact* get other spans.
 
-        If several files are added, those with the highest log positions come first.
+        If several files are added, those with the highest log positions come first. Files *exact* that are not in the
+        index are left out.
         """
         with self._file.changing():
             self._add(file, exact)
@@ -159,7 +162,7 @@ class IndexDatabase:
             "INSERT INTO files (path, bytes, start, finish, spans, fault) VALUES (?, ?, ?, ?, ?, ?)",
             *(file.path, file.bytes, file.start, file.end, spans, file.fault),
         )
-        changed = [(self._number_of(path), others) for path, others in exact]
+        changed = [(number, others) for path, others in exact if (number := self._number_of(path))]
         for number, _ in changed:
             self._file.run("DELETE FROM spans WHERE file = ?", number)
         for number, others in [*changed, (self._number_of(file.path), file.spans)]:
@@ -186,27 +189,24 @@ class IndexDatabase:
             self._delete_topic(topic, position, 0)
 
     def _number_of(self, path: str) -> int:
-        number: int = self._file.one("SELECT number FROM files WHERE path = ?", path)[0]
-        return number
+        """Return the number of file *path*; 0 if it is not in the index."""
+        found = self._file.one("SELECT number FROM files WHERE path = ?", path)
+        return found[0] if found else 0
 
     def _queue(self, span: Span) -> tuple[int, int]:
         """Return the number of the queue of *span*, which is 0 if it is unknown, and its birth."""
         found = self._file.one("SELECT number, birth FROM queues WHERE topic = ? AND queue = ?", span.topic, span.queue)
         number, birth = found or (0, 0)
-        return number, max(birth, self._deletion(span.topic))
-
-    def _deletion(self, topic: str) -> int:
-        found = self._file.one("SELECT position FROM deleted WHERE topic = ?", topic)
-        return found[0] if found else 0
+        deletion = self._file.one("SELECT position FROM deleted WHERE topic = ?", span.topic)
+        return number, max(birth, deletion[0]) if deletion else birth
 
     def _add_span(self, file: int, span: Span) -> None:
         queue, birth = self._queue(span)
-        if span.min_position < self._deletion(span.topic):
-            self._file.run("UPDATE files SET has_deleted = 1 WHERE number = ?", file)
         if not queue:
             self._file.run("INSERT INTO queues (topic, queue, birth) VALUES (?, ?, ?)", span.topic, span.queue, birth)
             queue, _ = self._queue(span)
         if span.min_position < birth:
+            self._file.run(f"{MARK} = ?", file)
             return
         # As the spans of a queue ascend, these two tell about all.
         highest = self._file.one(
@@ -214,6 +214,7 @@ class IndexDatabase:
             *(queue, span.last),
         )
         if highest and highest[0] > span.min_position:  # the offsets began again after it
+            self._file.run(f"{MARK} = ?", file)
             self._be_born(queue, span.min_position + 1)
             return
         lowest = self._file.one(
@@ -232,8 +233,11 @@ class IndexDatabase:
         )
 
     def _be_born(self, queue: int, position: int) -> None:
+        """Remove the spans of *queue* before log position *position*, and mark their files."""
+        condition = "WHERE queue = ? AND min_position < ?"
         self._file.run("UPDATE queues SET birth = max(birth, ?) WHERE number = ?", position, queue)
-        self._file.run("DELETE FROM spans WHERE queue = ? AND min_position < ?", queue, position)
+        self._file.run(f"{MARK} IN (SELECT file FROM spans {condition})", queue, position)
+        self._file.run(f"DELETE FROM spans {condition}", queue, position)
 
     def _delete_topic(self, topic: str, position: int, noted: int) -> None:
         self._file.run(
@@ -241,11 +245,8 @@ class IndexDatabase:
             "SET position = max(position, excluded.position), noted = max(noted, excluded.noted)",
             *(topic, position, noted),
         )
-        condition = "WHERE queue IN (SELECT number FROM queues WHERE topic = ?) AND min_position < ?"
-        self._file.run(
-            f"UPDATE files SET has_deleted = 1 WHERE number IN (SELECT file FROM spans {condition})", topic, position
-        )
-        self._file.run(f"DELETE FROM spans {condition}", topic, position)
+        for (queue,) in self._file.all("SELECT number FROM queues WHERE topic = ?", topic):
+            self._be_born(queue, position)
 
     # ---- questions
 
@@ -253,6 +254,10 @@ class IndexDatabase:
         """Return all files, without their spans."""
         rows = self._file.all("SELECT path, bytes, start, finish, fault FROM files")
         return [IndexedFile(path, size, start, end, fault=fault) for path, size, start, end, fault in rows]
+
+    def has_deletions_after(self, end: int) -> bool:
+        """Return whether a deletion after log position *end* is in the index, and its note is not in the table."""
+        return self._file.one("SELECT 1 FROM deleted WHERE position > ? AND noted < ?", end, end) is not None
 
     def deleted(self) -> tuple[list[str], dict[str, int]]:
         """Return the paths of files that have messages from before the deletion of their topic, and the deletions.

@@ -10,7 +10,7 @@ each, and the last used spans.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, TypeVar, final
@@ -18,7 +18,7 @@ from typing import Final, TypeVar, final
 import trio
 from msgspec import structs
 
-from martlet.errors import Reason, Refused
+from martlet.errors import Reason, Refused, StoreFailed
 from martlet.runtime.io_threads import IoThreads
 from martlet.runtime.wakeup import Wakeup
 from martlet.store import Store
@@ -30,7 +30,7 @@ from martlet_tiered.objects import Objects
 from martlet_tiered.reading.database import IndexDatabase, IndexedFile
 from martlet_tiered.reading.finder import SpanFinder
 from martlet_tiered.reading.sqlite_file import IndexDamaged
-from martlet_tiered.reading.table_files import TableFile, exact_spans, load_file
+from martlet_tiered.reading.table_files import TableFile, exact_spans, load_file, table_of
 
 __all__ = ["FILE_NAME", "TierIndex", "identity_of", "newest_first", "one_error"]
 
@@ -74,10 +74,12 @@ class TierIndex:
         self._table: dict[str, TableFile] = {}
         self._missing: dict[str, TableFile] = {}  # the newest first
         self._must_rebuild = False
-        self._deleted: list[tuple[str, int]] = []  # topics whose deletion the database does not know yet
+        # Topics whose deletion the database does not know yet, each with the log position after it.
+        self._deleted: list[tuple[str, int]] = []
         self.finder = SpanFinder(self._ask, lambda: self.is_complete, self._check_complete)
         self._adding = trio.Lock()
         self._comparing = trio.Lock()
+        self._telling = trio.Lock()
         self._work = Wakeup()
         self._log_at = 0.0
 
@@ -109,6 +111,9 @@ class TierIndex:
           OSError: the disk is full or fails.
         """
         await trio.to_thread.run_sync(self._database.open)
+        if await self._ask(lambda database: database.has_deletions_after(self._store.appended)):
+            logger.warning("the index of the cold tier knows deletions that the log has lost; rebuilding it")
+            self._must_rebuild = True
         known = await self._ask(lambda database: database.files())
         self._table = {file.path: TableFile(file.path, file.bytes, file.start, file.end) for file in known}
         self._store.deletions.on_deleted.append(self._topic_deleted)
@@ -144,17 +149,16 @@ class TierIndex:
         await self._tell()
 
     async def _compare(self, files: Sequence[DataFile]) -> None:
-        table = {file.path: TableFile.of(file) for file in files}
-        known = await self._ask(lambda database: database.files())
-        gone = {file.path for file in known if file.fault or file.path not in table}
-        await self._ask(lambda database: database.remove(gone))
-        if table and not known:
-            logger.warning("the cold tier has no index; building it from %d files", len(table))
-        self._table, self._is_synced = table, True
-        self.faults.clear()
-        indexed = {file.path for file in known} - gone
-        self._set_missing([file for path, file in table.items() if path not in indexed])
-        self.finder.forget()
+        table = await trio.to_thread.run_sync(table_of, files, self._table)
+        async with self._adding:
+            # One question: nobody may ask between the removal and the new `_missing`.
+            known, indexed = await self._ask(lambda database: _remove_others(database, table))
+            if table and not known:
+                logger.warning("the cold tier has no index; building it from %d files", len(table))
+            self._table, self._is_synced = table, True
+            self.faults.clear()
+            self._set_missing(file for path, file in table.items() if path not in indexed)
+            self.finder.forget()
         self._work.set()
 
     async def beginning(self, epoch: int, end: int) -> None:
@@ -186,8 +190,9 @@ class TierIndex:
         Raises:
           Refused: the disk or the store fails; the next `sync` compares the index with the table.
         """
-        gone = {file.path for file in removed}
         new = {file.path: TableFile.of(file) for file in added}
+        # With the new ones: a reader may have listed the table after the commit.
+        gone = {file.path for file in removed} | set(new)
         loaded = [await self._load(file, footer) for file, footer in zip(new.values(), footers, strict=True)]
         async with self._comparing, self._adding:
             exact: dict[str, int] = {}
@@ -283,26 +288,30 @@ class TierIndex:
     # ---- what the store knows
 
     async def _tell(self) -> None:
-        """Tell the store the first offset of each queue, in slices."""
+        """Tell the store the first offset of each queue, in slices; what is newer is told later."""
+        async with self._telling:
+            await self._tell_firsts()
+
+    async def _tell_firsts(self) -> None:
         cold, queues = self._store.cold, self._store.queues
         if self._table:
             cold.from_position = min(file.start for file in self._table.values())
         rows = await self._ask(lambda database: database.first_offsets())
         firsts = {(topic, queue_id): first for topic, queue_id, first in rows}
-        unknown = 0 if self._misses_older() else NOTHING_COLD
+        unknown = NOTHING_COLD if self.is_complete else 0
+        lowest = 0 if self._misses_older() else NOTHING_COLD
         for number, queue in enumerate(list(queues.all())):
             if may_be_cold(queue.topic) and not queue.deleted:
-                first = firsts.get((queue.topic, queue.queue_id), NOTHING_COLD)
-                cold.keep(queue, min(first, unknown))
+                cold.keep(queue, min(firsts.get((queue.topic, queue.queue_id), unknown), lowest))
             if number % QUEUES_AT_ONCE == QUEUES_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
 
     def _misses_older(self) -> bool:
-        """Return whether a queue may have messages before the first indexed one, or be unknown."""
+        """Return whether a queue may have messages before the first indexed one."""
+        if not self._is_synced:
+            return True
         missing = self._table if self._must_rebuild else self._missing
         indexed = [file.start for path, file in self._table.items() if path not in missing]
-        if not self._is_synced:
-            return not self._table
         return bool(missing) and min(file.start for file in missing.values()) < min(indexed, default=NOTHING_COLD)
 
     # ---- the database
@@ -343,7 +352,16 @@ class TierIndex:
                 raise Refused(Reason.BUSY, f"{error}; check the disk") from error
 
     async def _note_deleted(self, database: IndexDatabase) -> None:
+        """Write deletions to the database before it answers anything, and after they are durable: they could be undone.
+
+        Raises:
+          OSError: the disk is full or fails.
+        """
         while self._deleted:
+            try:
+                await self._store.deletions.wait_durable()
+            except StoreFailed as error:
+                raise OSError(str(error)) from error
             topic, position = self._deleted[0]
             await trio.to_thread.run_sync(database.delete_topic, topic, position)
             del self._deleted[0]
@@ -359,6 +377,14 @@ class TierIndex:
 def newest_first(file: TableFile) -> tuple[int, bool, str]:
     """Return the order in which files are added: of one range, the internal one is first, with the deletions."""
     return -file.end, not file.is_internal, file.path
+
+
+def _remove_others(database: IndexDatabase, table: Container[str]) -> tuple[int, set[str]]:
+    """Remove files that are not in *table* or have a fault; return how many there were, and the paths of the others."""
+    known = database.files()
+    gone = {file.path for file in known if file.fault or file.path not in table}
+    database.remove(gone)
+    return len(known), {file.path for file in known} - gone
 
 
 async def _given(files: Sequence[DataFile]) -> Sequence[DataFile]:

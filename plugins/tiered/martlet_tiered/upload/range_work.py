@@ -97,15 +97,17 @@ class RangeWork:
         rows, ranks = entries.rows[first:end], entries.ranks[first:end]
         bytes_max = None if end - first == 1 else wanted.bytes_max
         encoded = self._finish(encode_file(segments, name, self._broker, rows, ranks, wanted.now_ms, bytes_max))
-        store_file(objects, encoded)
-        self._send(AtWork())
+        store_file(objects, encoded, self._beat)
         file, footer, keys_bytes = encoded.file, encoded.footer, len(encoded.keys)
         del encoded  # the bytes of the file
         pa.default_memory_pool().release_unused()
-        check_file(objects, file, footer, keys_bytes)
+        check_file(objects, file, footer, keys_bytes, self._beat)
         for begin in range(0, len(footer.spans), PART_COUNT):
             self._send(SpansPart(footer.spans[begin : begin + PART_COUNT]))
         self._send(StoredFile(file, structs.replace(footer, spans=[])))
+
+    def _beat(self) -> None:
+        self._send(AtWork())
 
     def _finish(self, steps: Steps[T]) -> T:
         """Return the result of *steps*, which read the log; the broker hears that the work goes on.
@@ -114,6 +116,6 @@ class RangeWork:
           LogUnreadable: a file of the log is gone.
         """
         try:
-            return finish_now(steps, lambda: self._send(AtWork()))
+            return finish_now(steps, self._beat)
         except FileNotFoundError as error:
             raise LogUnreadable(f"{error.filename!r} of the log is gone; retention has removed it") from error

@@ -57,6 +57,8 @@ SEGMENTS_MAX: Final = 1000
 TIDY_RANGES: Final = 8
 # Files are not rewritten while uploads are this many ranges behind, or retention waits for them.
 RANGES_BEHIND: Final = 4
+# Requests of a commit, one after the other.
+COMMIT_REQUESTS: Final = 10
 
 # Runs an upload process that may be silent for that many seconds; it is open.
 RunWorker: TypeAlias = Callable[[float], AbstractAsyncContextManager[UploadWorker]]
@@ -138,7 +140,8 @@ class Uploader:
         self._upkeep = upkeep
         self._broker = broker
         self._owner = owner
-        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=call_deadline_s(config))
+        deadline_s = call_deadline_s(config, COMMIT_REQUESTS)
+        self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=deadline_s)
         self._live = LiveQueues(store)
         self._wakeup = Wakeup()
         self._wanted = 0  # retention waits for records before this log position
@@ -216,7 +219,6 @@ class Uploader:
                     await self._upload_ranges(session, worker)
             if self._upkeep_is_due:
                 await self._upkeep.step(session.table)
-                await self._sync_if_foreign(session)
                 await self._tidy(session)
 
     async def _upload_ranges(self, session: UploadSession, worker: UploadWorker) -> None:
@@ -324,9 +326,13 @@ class Uploader:
         self._bytes_max = min(self._config.range_bytes, max(fitting, RANGE_BYTES_MIN))
 
     async def _tidy(self, session: UploadSession) -> None:
-        """Write checkpoints and remove leftovers now and then; what fails is done the next time."""
+        """Write checkpoints and remove leftovers now and then; what fails is done the next time.
+
+        It may be the first to see commits of other programs.
+        """
         removed_hours = self._upkeep.take_removed_hours()
         if removed_hours is not None or self.progress.ranges % TIDY_RANGES == 0:
             failure = await self._threads.run(partial(session.tidy, self._clock.now_ms(), removed_hours))
             if failure:
                 logger.warning("the table of the cold tier was not tidied: %s", failure)
+        await self._sync_if_foreign(session)
