@@ -5,19 +5,18 @@ in the newest version of the table. What that lacks is read from the broker, or 
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
-from martlet_remoting.wire.packets import MessageQueue
-from martlet_spark.cluster import Bounds, Cluster
+from martlet_spark.cluster import Cluster
 from martlet_spark.errors import ReadError
 from martlet_spark.options import Options
 from martlet_spark.read.cold_rows import ColdBatches, RowGroup
 from martlet_spark.read.filters import Filter
-from martlet_spark.read.history import TopicSet, read_history
+from martlet_spark.read.history import TopicSet, lose_doubtful, read_history
 from martlet_spark.read.losses import lose
 from martlet_spark.read.offsets import words
-from martlet_spark.read.planner import Range
+from martlet_spark.read.planner import Piece, Range, gaps
 from martlet_spark.read.task import decoded, new_decoder, range_reader, selected, undecodable_of, warn_undecoded
 from martlet_spark.read.tier_place import TierPlace, plain_errors
 from martlet_tiered.errors import ObjectDamaged, ObjectMissing
@@ -109,22 +108,52 @@ class BothReader:
         Raises:
           DataLost: they lack messages, and no broker is to be read.
         """
-        by_place: dict[TierPlace, dict[MessageQueue, Bounds]] = {}
+        by_place: dict[TierPlace, list[Range]] = {}
         for each in left:
             assert each.rows is not None
-            own = by_place.setdefault(each.rows.place, {})
-            own[each.queue] = own.get(each.queue, (each.start, 0))[0], each.end
+            by_place.setdefault(each.rows.place, []).append(each)
         found: list[Range] = []
-        for place, bounds in by_place.items():
-            with plain_errors():
-                history = read_history(place, TopicSet({queue.topic for queue in bounds}))
-            seams = {queue: history.seam(queue, *each) for queue, each in bounds.items()}
-            found += history.ranges({queue: (start, seams[queue]) for queue, (start, _) in bounds.items()})
-            gone = [Range(queue, seams[queue], end) for queue, (_, end) in bounds.items() if seams[queue] < end]
-            if self._options["tier"] != "cold":
-                hot += gone
-                continue
-            for each in gone:
-                text = f"messages {each.start} to {each.end - 1} of {words(each.queue)}"
-                lose(f"{text} are not in the cold tier any more", fails=self._fails)
+        for place, ranges in by_place.items():
+            found += self._find_in(place, _pieces(ranges), hot)
         return found
+
+    def _find_in(self, place: TierPlace, last_positions: Mapping[Piece, int], hot: list[Range]) -> list[Range]:
+        """Return where the pieces, each with the greatest log position of its messages, are in the table at *place*.
+
+        Raises and adds to *hot* what `_find_again` does.
+        """
+        topics = TopicSet({queue.topic for queue, _ in last_positions})
+        with plain_errors():
+            history = read_history(place, topics, since=min(last_positions.values()))
+        wanted: list[Piece] = []
+        for piece, last_position in last_positions.items():
+            queue, (start, end) = piece
+            if history.is_created_again(piece, last_position):
+                text = f"messages {start} to {end - 1} of {words(queue)} were deleted while the query was reading"
+                lose(f"{text}: topic {queue.topic!r} was deleted, or created again", fails=self._fails)
+            elif self._options["tier"] == "cold":
+                wanted.append(piece)
+            else:
+                seam = history.seam(queue, start, end)
+                wanted.append((queue, (start, seam)))
+                hot += [Range(queue, seam, end)] if seam < end else []
+        ranges = history.ranges(wanted)
+        if self._options["tier"] == "cold":
+            lose_doubtful(history, fails=self._fails)
+        for each in gaps(wanted, ranges):
+            text = f"messages {each.start} to {each.end - 1} of {words(each.queue)}"
+            lose(f"{text} are not in the cold tier any more", fails=self._fails)
+        return ranges
+
+
+def _pieces(ranges: Sequence[Range]) -> dict[Piece, int]:
+    """Return the contiguous pieces of *ranges*, and the greatest log position of the messages of each."""
+    found: list[tuple[Range, int]] = []
+    for each in sorted(ranges, key=lambda each: (each.queue, each.start)):
+        assert each.rows is not None
+        last = found[-1][0] if found else None
+        if last is not None and last.queue == each.queue and last.end == each.start:
+            found[-1] = Range(each.queue, last.start, each.end), max(found[-1][1], each.rows.last_position)
+        else:
+            found.append((Range(each.queue, each.start, each.end), each.rows.last_position))
+    return {(each.queue, (each.start, each.end)): position for each, position in found}

@@ -126,5 +126,5 @@ class ColdStreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvail
 
     def _message_bytes(self, starts: Offsets, ends: Offsets) -> int:
         left: Mapping[MessageQueue, Bounds] = {queue: (starts[queue], end) for queue, end in ends.items()}
-        ranges = [each for history in self._look().histories for each in history.ranges(left)]
+        ranges = [each for history in self._look().histories for each in history.ranges(left.items())]
         return max(sum(each.bytes for each in ranges) // max(sum(map(len, ranges)), 1), 1)

@@ -99,7 +99,7 @@ def _offset_at(history: History, queue: MessageQueue, ms: int) -> int:
     for first, end, greatest_ms in runs:
         if greatest_ms < ms:
             continue
-        for each in history.ranges({queue: (first, end)}):
+        for each in history.ranges([(queue, (first, end))]):
             offset = first_stored_at(each, ms)
             if offset is not None:
                 return offset

@@ -8,15 +8,17 @@ broker's internal records say so.
 import logging
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, final
 
 from martlet.records.layout import RecordView
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_spark.read.planner import ColdRows, Range
+from martlet_spark.read.losses import lose
+from martlet_spark.read.offsets import words
+from martlet_spark.read.planner import ColdRows, Piece, Range
 from martlet_spark.read.tier_place import TierPlace
 from martlet_tiered.errors import ObjectDamaged, ObjectMissing
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from martlet_tiered.opened_table import OpenedTable
     from martlet_tiered.reading.row_groups import ParquetObject
 
-__all__ = ["History", "TopicSet", "Window", "read_history"]
+__all__ = ["History", "TopicSet", "Window", "lose_doubtful", "read_history"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -37,6 +39,7 @@ REQUESTS_MAX: Final = 16
 TRIES: Final = 3
 NOTES_TOPIC: Final = "martlet.store"  # of `martlet.store.format.notes`, whose package imports the event loop
 TOPIC, INTERNAL = "topic", "internal"
+NEVER: Final = 1 << 62  # after every position of the log
 KINDS: Final = {"%RETRY%": "retry", "%DLQ%": "dlq"}
 
 
@@ -111,7 +114,9 @@ class _Run:
 class History:
     """The messages of some topics in the table of *broker* at *place*.
 
-    *is_pruned* says that files were left out because of their time, and *faults* name files that are lost or damaged.
+    *is_pruned* says that files were left out because of their time, and *faults* name files of messages that are lost
+    or damaged. *doubts* say why deleted or expired messages may be among the others, or others be missing: notes that
+    are lost or damaged, and offsets that the table has twice.
     """
 
     place: TierPlace
@@ -119,17 +124,13 @@ class History:
     version: int
     is_pruned: bool
     faults: Sequence[str]
+    doubts: Sequence[str]
     _runs: Mapping[MessageQueue, Sequence[_Run]]
-    _expired: Mapping[MessageQueue, int]
+    _deleted: Mapping[str, int]
 
     def bounds(self) -> dict[MessageQueue, tuple[int, int]]:
         """Return the first offset and the end of each queue that has messages; some in between may be missing."""
-        found = {}
-        for queue, runs in self._runs.items():
-            first = max(runs[0].first, self._expired.get(queue, 0))
-            if first < runs[-1].end:
-                found[queue] = first, runs[-1].end
-        return found
+        return {queue: (runs[0].first, runs[-1].end) for queue, runs in self._runs.items()}
 
     def seam(self, queue: MessageQueue, start: int, end: int) -> int:
         """Return the offset up to which the table has every message of *queue* from *start* on; *end* at most."""
@@ -140,12 +141,23 @@ class History:
             at = max(at, run.end)
         return min(at, end)
 
-    def ranges(self, wanted: Mapping[MessageQueue, tuple[int, int]]) -> list[Range]:
-        """Return the rows with the messages from start up to end of each queue in *wanted*, one range for each row
-        group and queue; those of a queue ascend.
+    def is_created_again(self, piece: Piece, last_position: int) -> bool:
+        """Whether the topic of *piece* was deleted after its messages were stored, the last one at *last_position* of
+        the log; then messages with the same offsets are others.
+        """
+        queue, (start, end) = piece
+        runs = [run for run in self._runs.get(queue, ()) if run.first < end and run.end > start]
+        return self._deleted.get(queue.topic, -1) > last_position or any(
+            run.positions[0] > last_position for run in runs
+        )
+
+    def ranges(self, wanted: Iterable[Piece]) -> list[Range]:
+        """Return the rows with the messages of each piece in *wanted*, one range for each row group and piece.
+
+        The ranges of a queue ascend.
         """
         found: list[tuple[int, str, Range]] = []
-        for queue, (start, end) in wanted.items():
+        for queue, (start, end) in wanted:
             for run in self._runs.get(queue, ()):
                 if run.first < end and run.end > start:
                     found += [(run.file.begin, run.file.path, each) for each in self._cut(queue, run, start, end)]
@@ -166,17 +178,22 @@ class History:
             group = bisect_right(file.groups, row) - 1
             after = file.groups[group + 1] if group + 1 < len(file.groups) else 1 << 62
             count = min(last - first, after - row)
-            rows = ColdRows(self.place, file.path, file.bytes, group, row - file.groups[group])
+            rows = ColdRows(self.place, file.path, file.bytes, group, row - file.groups[group], run.positions[1])
             yield Range(queue, first, first + count, file.sizes[group], rows)
             first += count
 
 
 def read_history(
-    place: TierPlace, topics: TopicSet, window: Window | None = None, known: History | None = None
+    place: TierPlace,
+    topics: TopicSet,
+    window: Window | None = None,
+    known: History | None = None,
+    since: int = NEVER,
 ) -> History:
     """Return what the newest version of the table at *place* has of *topics*; messages outside of *window* may lack.
 
-    If *known*, an earlier answer, is of this version, it is returned.
+    If *known*, an earlier answer, is of this version, it is returned. Deletions after the log position *since* are
+    known, even if the table has no message before them any more.
 
     Raises:
       TierError: the store does not answer, or the table cannot be read.
@@ -184,30 +201,44 @@ def read_history(
     window = window or Window()
     for _ in range(TRIES - 1):
         try:
-            return _read(place, topics, window, known, is_last=False)
+            return _read(place, topics, window, known, since, is_last=False)
         except ObjectMissing as error:
             log.info("a file of the cold tier was replaced in the meantime, reading its table again: %s", error)
-    return _read(place, topics, window, known, is_last=True)
+    return _read(place, topics, window, known, since, is_last=True)
 
 
-def _read(place: TierPlace, topics: TopicSet, window: Window, known: History | None, *, is_last: bool) -> History:
+def _read(
+    place: TierPlace, topics: TopicSet, window: Window, known: History | None, since: int, *, is_last: bool
+) -> History:
     table = place.open()
     if known is not None and known.version == table.version:
         return known
     chosen = [file for file in table.files if topics.may_be_in(file)]
     timely = [file for file in chosen if window.may_be_in(file)]
     files = list(table.each(timely, lambda file: _load(table, file, topics, is_last), REQUESTS_MAX))
-    begin = min((file.begin for file in files), default=1 << 62)
+    begin = min([since, *(file.begin for file in files)])
     noted = [file for file in table.files if file.kind == INTERNAL and _may_have_topic(file, NOTES_TOPIC)]
     noted = [file for file in noted if file.name is None or file.name.end > begin]
     notes = list(table.each(noted, lambda file: _load(table, file, topics, is_last), REQUESTS_MAX))
     deleted, expired = _facts(sorted((note for file in notes for note in file.notes), key=lambda pair: pair[0]))
+    runs, doubts = _runs(table.broker, files, deleted, expired)
     return History(
         *(place, table.broker, table.version, len(timely) < len(chosen)),
-        [file.fault for file in (*files, *notes) if file.fault],
-        _runs(table.broker, files, deleted),
-        {MessageQueue(topic, table.broker, queue): first for (topic, queue), first in expired.items()},
+        [file.fault for file in files if file.fault],
+        [*(f"notes of deleted and expired messages are lost ({file.fault})" for file in notes if file.fault), *doubts],
+        runs,
+        deleted,
     )
+
+
+def lose_doubtful(history: History, *, fails: bool) -> None:
+    """Fail, or warn, if no broker tells which messages of *history* were deleted or have expired, and it does not.
+
+    Raises:
+      DataLost: it does not know, and the query *fails* on loss.
+    """
+    for doubt in history.doubts:
+        lose(f"the cold tier at {history.place.url!r} is damaged: {doubt}", fails=fails)
 
 
 def _facts(notes: Sequence[tuple[int, "Note"]]) -> tuple[dict[str, int], dict[tuple[str, int], int]]:
@@ -222,7 +253,10 @@ def _facts(notes: Sequence[tuple[int, "Note"]]) -> tuple[dict[str, int], dict[tu
     return deleted, expired
 
 
-def _runs(broker: str, files: Sequence[_File], deleted: Mapping[str, int]) -> dict[MessageQueue, list[_Run]]:
+def _runs(
+    broker: str, files: Sequence[_File], deleted: Mapping[str, int], expired: Mapping[tuple[str, int], int]
+) -> tuple[dict[MessageQueue, list[_Run]], list[str]]:
+    """Return the runs of each queue in order, and which queues have offsets twice."""
     found: dict[MessageQueue, list[_Run]] = {}
     for file in files:
         for span in file.spans:
@@ -230,17 +264,35 @@ def _runs(broker: str, files: Sequence[_File], deleted: Mapping[str, int]) -> di
                 positions, times_ms = (span.min_position, span.max_position), (span.min_ms, span.max_ms)
                 run = _Run(span.first, span.last + 1, span.row, file, positions, times_ms)
                 found.setdefault(MessageQueue(span.topic, broker, span.queue), []).append(run)
-    return {queue: _newest(runs) for queue, runs in found.items()}
+    kept: dict[MessageQueue, list[_Run]] = {}
+    doubts: list[str] = []
+    for queue, runs in found.items():
+        newest, doubt = _newest(queue, runs)
+        doubts += [doubt] if doubt else []
+        first = expired.get((queue.topic, queue.queue_id), 0)
+        alive = [_from(run, first) for run in newest if run.end > first]
+        if alive:
+            kept[queue] = alive
+    return kept, doubts
 
 
-def _newest(runs: Sequence[_Run]) -> list[_Run]:
-    """Return *runs* of one queue in order, without those of a topic that was deleted before the newest were stored."""
+def _newest(queue: MessageQueue, runs: Sequence[_Run]) -> tuple[list[_Run], str]:
+    """Return *runs* of *queue* in order without those before an overlap, and a text about it, or an empty one.
+
+    Offsets come again only after the topic was deleted, and runs from before a deletion are not in *runs*.
+    """
     kept: list[_Run] = []
     for run in sorted(runs, key=lambda run: run.positions, reverse=True):
         if kept and run.end > kept[-1].first:
-            break
+            text = f"messages {kept[-1].first} to {run.end - 1} of {words(queue)} are there twice, without a deletion"
+            return kept[::-1], f"{text} in between; those before log position {kept[-1].positions[0]} are left out"
         kept.append(run)
-    return kept[::-1]
+    return kept[::-1], ""
+
+
+def _from(run: _Run, first: int) -> _Run:
+    """Return the messages of *run* from offset *first* on."""
+    return run if run.first >= first else replace(run, first=first, row=run.row + first - run.first)
 
 
 def _load(table: "OpenedTable", file: "DataFile", topics: TopicSet, is_last: bool) -> _File:

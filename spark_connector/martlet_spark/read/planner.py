@@ -4,15 +4,18 @@ A partition costs Spark 15 to 25 ms on two cores, so a partition per queue, as i
 micro-batch of a topic with 64 queues take a second or more.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.read.tier_place import TierPlace
 
-__all__ = ["ColdRows", "Range", "plan"]
+__all__ = ["ColdRows", "Piece", "Range", "gaps", "plan"]
+
+# A queue, and the first offset and the end of some of its messages.
+Piece: TypeAlias = tuple[MessageQueue, tuple[int, int]]
 
 # Assumed size of a message if that of its queue's messages is unknown.
 MESSAGE_BYTES: Final = 1024
@@ -23,7 +26,9 @@ MESSAGE_BYTES: Final = 1024
 class ColdRows:
     """Where messages are in the table at *place*: in row group *group* of the file *path*, from its row *row* on.
 
-    The path is relative to the table, and *file_bytes* is the size of the file.
+    The path is relative to the table, and *file_bytes* is the size of the file. *last_position* is the position in the
+    broker's log of the last message of the queue in the file: messages with the same offsets that were stored after it
+    are those of a topic that was created again.
     """
 
     place: TierPlace
@@ -31,6 +36,7 @@ class ColdRows:
     file_bytes: int
     group: int
     row: int
+    last_position: int
 
 
 @final
@@ -59,6 +65,22 @@ class Range:
         """Return the *count* messages from offset *start* on."""
         rows = None if self.rows is None else replace(self.rows, row=self.rows.row + start - self.start)
         return replace(self, start=start, end=start + count, rows=rows)
+
+
+def gaps(wanted: Iterable[Piece], ranges: Iterable[Range]) -> Iterator[Range]:
+    """Yield what *ranges*, of which those of a queue ascend, lack of the messages *wanted*."""
+    by_queue: dict[MessageQueue, list[Range]] = {}
+    for each in ranges:
+        by_queue.setdefault(each.queue, []).append(each)
+    for queue, (start, end) in wanted:
+        for each in by_queue.get(queue, ()):
+            if each.start >= end:
+                break
+            if each.start > start:
+                yield Range(queue, start, each.start)
+            start = max(start, each.end)
+        if start < end:
+            yield Range(queue, start, end)
 
 
 def plan(

@@ -21,11 +21,11 @@ from martlet_spark.errors import OptionError, ReadError
 from martlet_spark.options import SELECTION, TIER, Options, named, parse
 from martlet_spark.read.cold_rows import last_identity
 from martlet_spark.read.cold_topics import ColdTopics
-from martlet_spark.read.history import REQUESTS_MAX, History, TopicSet, Window, read_history
+from martlet_spark.read.history import REQUESTS_MAX, History, TopicSet, Window, lose_doubtful, read_history
 from martlet_spark.read.identity import identities
 from martlet_spark.read.losses import lose
 from martlet_spark.read.offsets import words
-from martlet_spark.read.planner import Range
+from martlet_spark.read.planner import Range, gaps
 from martlet_spark.read.tier_place import TierPlace, plain_errors
 from martlet_spark.read.topics import Subscribed, query_bounds
 from martlet_spark.read.watching import MessageSizes
@@ -106,24 +106,19 @@ def cold_ranges(topics: ColdTopics, bounds: AllBounds, *, fails: bool) -> list[R
     Raises:
       DataLost: some are missing, and the query *fails* on loss.
     """
-    ranges = [each for history in topics.histories for each in history.ranges(_of_broker(bounds, history.broker))]
-    _check_whole(bounds, ranges, topics.histories, fails=fails)
+    for history in topics.histories:
+        lose_doubtful(history, fails=fails)
+    ranges = _ranges(topics, bounds)
+    faults = [fault for history in topics.histories for fault in history.faults]
+    because = f" ({'; '.join(faults[:3])})" if faults else ""
+    for gap in gaps(bounds.items(), ranges):
+        text = f"the cold tier lacks messages {gap.start} to {gap.end - 1} of {words(gap.queue)}"
+        lose(f"{text}{because}", fails=fails)
     return ranges
 
 
-def _check_whole(bounds: AllBounds, ranges: Sequence[Range], histories: Sequence[History], *, fails: bool) -> None:
-    """Fail, or warn, if *ranges* lack messages of *bounds*."""
-    faults = [fault for history in histories for fault in history.faults]
-    ends = {queue: start for queue, (start, _) in bounds.items()}
-    gaps: list[tuple[MessageQueue, int, int]] = []
-    for each in ranges:
-        if each.start > ends[each.queue]:
-            gaps.append((each.queue, ends[each.queue], each.start))
-        ends[each.queue] = each.end
-    gaps += [(queue, ends[queue], end) for queue, (_, end) in bounds.items() if ends[queue] < end]
-    for queue, first, end in gaps:
-        because = f" ({'; '.join(faults[:3])})" if faults else ""
-        lose(f"the cold tier lacks messages {first} to {end - 1} of {words(queue)}{because}", fails=fails)
+def _ranges(topics: ColdTopics, bounds: AllBounds) -> list[Range]:
+    return [each for history in topics.histories for each in history.ranges(_of_broker(bounds, history.broker).items())]
 
 
 def _divide(
@@ -163,7 +158,7 @@ def divided(subscribed: Subscribed, histories: Sequence[History], bounds: AllBou
         seams = {queue: history.seam(queue, start, end) for queue, (start, end) in own.items() if start < end}
         wanted = {queue: (own[queue][0], seam) for queue, seam in seams.items() if seam > own[queue][0]}
         with plain_errors():
-            ranges = _verified(subscribed, history.ranges(wanted))
+            ranges = _verified(subscribed, history.ranges(wanted.items()))
         cold += ranges
         for each in ranges:
             left[each.queue] = each.end, bounds[each.queue][1]
