@@ -17,7 +17,7 @@ from martlet_remoting.wire.signatures import SigningKey
 from martlet_spark.columns import DEFAULT, select
 from martlet_spark.connection import Security
 from martlet_spark.errors import OptionError
-from martlet_tiered.config import check_url
+from martlet_tiered.config import check_endpoint, check_url
 
 __all__ = [
     "AT_LEAST_ONCE",
@@ -42,6 +42,7 @@ TIME_HINT: Final = "write milliseconds since 1970, such as 1700000000000"
 TIME_FORMS: Final = "2026-03-01T12:00 (local time), 2026-03-01T12:00+01:00, -2h (two hours ago) or 1700000000000 (ms)"
 AGO_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+CREDENTIALS: Final = re.compile("://.*@")  # in URLs
 TIMES_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 
 
@@ -206,8 +207,16 @@ def _tier_urls(text: str) -> tuple[str, ...]:
     for url in found:
         problem = check_url(url)
         if problem:
-            raise ValueError(f"has {url!r}; write {problem}")
+            what = "a URL with credentials" if CREDENTIALS.search(url) else repr(url)
+            raise ValueError(f"has {what}; write {problem}")
     return tuple(url.rstrip("/") or "/" for url in found)
+
+
+def _tier_endpoint(text: str) -> str:
+    problem = check_endpoint(text)
+    if problem:
+        raise ValueError(f"is no URL of a server without credentials; write {problem}")
+    return text
 
 
 def _secret(text: str) -> str:
@@ -295,7 +304,7 @@ TIER: Final = (
     ),
     Option(
         "tierEndpoint",
-        _same,
+        _tier_endpoint,
         "",
         "URL of the store's server if it is not the provider's own; for S3 the default is "
         "`AWS_ENDPOINT_URL` of the driver",
@@ -451,7 +460,7 @@ def parse(given: Mapping[str, str], known: tuple[Option, ...], ignored: tuple[st
         try:
             values[option.name] = option.parse(text)
         except ValueError as error:
-            shown = "" if option.parse is _secret else f" {text!r}"
+            shown = "" if option.parse is _secret or CREDENTIALS.search(text) else f" {text!r}"
             raise OptionError(f"option {option.name}{shown} {error}") from None
     _check_pairs(values)
     return Options(values)

@@ -40,8 +40,13 @@ class ColdTopics:
             self.histories: Sequence[History] = [
                 read_history(place, topics, window, history) for place, history in zip(places, before, strict=True)
             ]
-            if self._missing() and any(history.is_pruned for history in self.histories):
+            if self._missing() and self.is_pruned:
                 self.histories = [read_history(place, topics) for place in places]
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether files were left out because of their time."""
+        return any(history.is_pruned for history in self.histories)
 
     def bounds(self) -> dict[MessageQueue, Bounds]:
         """Return the bounds of all selected queues.

@@ -70,15 +70,27 @@ class Window:
     begin_ms: int | None = None
     end_ms: int | None = None
 
-    def may_be_in(self, file: "DataFile") -> bool:
-        """Whether *file* may have messages of these times, by its statistics."""
-        first, last = file.minimum.get("store_ts"), file.maximum.get("store_ts")
-        if not isinstance(first, datetime) or not isinstance(last, datetime):
-            return True
-        is_late = self.end_ms is not None and first.timestamp() * 1000 >= self.end_ms
-        # Delta's statistics have milliseconds.
-        is_early = self.begin_ms is not None and last.timestamp() * 1000 + 1 < self.begin_ms
-        return not is_late and not is_early
+    def files(self, files: "Sequence[DataFile]") -> "list[DataFile]":
+        """Return *files* in order of the log, without the first and the last ones that have only other times.
+
+        The clock may have gone back, so that files in between have other times too.
+        """
+        found = sorted(files, key=_begin)
+        first = next((index for index, file in enumerate(found) if not self._is_after(file)), len(found))
+        del found[:first]
+        while found and self._is_before(found[-1]):
+            del found[-1]
+        return found
+
+    def _is_after(self, file: "DataFile") -> bool:
+        last = file.maximum.get("store_ts")
+        if self.begin_ms is None or not isinstance(last, datetime):
+            return False
+        return last.timestamp() * 1000 + 1 < self.begin_ms  # Delta's statistics have milliseconds
+
+    def _is_before(self, file: "DataFile") -> bool:
+        first = file.minimum.get("store_ts")
+        return self.end_ms is not None and isinstance(first, datetime) and first.timestamp() * 1000 >= self.end_ms
 
 
 @final
@@ -214,7 +226,7 @@ def _read(
     if known is not None and known.version == table.version:
         return known
     chosen = [file for file in table.files if topics.may_be_in(file)]
-    timely = [file for file in chosen if window.may_be_in(file)]
+    timely = window.files(chosen)
     files = list(table.each(timely, lambda file: _load(table, file, topics, is_last), REQUESTS_MAX))
     begin = min([since, *(file.begin for file in files)])
     noted = [file for file in table.files if file.kind == INTERNAL and _may_have_topic(file, NOTES_TOPIC)]
@@ -304,7 +316,6 @@ def _load(table: "OpenedTable", file: "DataFile", topics: TopicSet, is_last: boo
     from martlet_tiered.names import DATA_FOLDER
     from martlet_tiered.reading.row_groups import open_parquet
 
-    begin = file.minimum.get("_position") if file.name is None else file.name.begin
     try:
         parquet = open_parquet(table.objects, file.path, file.bytes)
         notes: list[tuple[int, Note]] = []
@@ -322,7 +333,13 @@ def _load(table: "OpenedTable", file: "DataFile", topics: TopicSet, is_last: boo
     counts = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     firsts = [0, *accumulate(counts)][:-1]
     sizes = [max(size // max(count, 1), 1) for size, count in zip(_sizes(parquet), counts, strict=True)]
-    return _File(file.path, file.bytes, begin if isinstance(begin, int) else 0, firsts, sizes, spans, notes)
+    return _File(file.path, file.bytes, _begin(file), firsts, sizes, spans, notes)
+
+
+def _begin(file: "DataFile") -> int:
+    """Return the log position at which *file* begins."""
+    begin = file.minimum.get("_position") if file.name is None else file.name.begin
+    return begin if isinstance(begin, int) else 0
 
 
 def _sizes(parquet: "ParquetObject") -> list[int]:

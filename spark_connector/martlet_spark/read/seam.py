@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import Bounds, Cluster
@@ -30,11 +30,13 @@ from martlet_spark.read.tier_place import TierPlace, plain_errors
 from martlet_spark.read.topics import Subscribed, query_bounds
 from martlet_spark.read.watching import MessageSizes
 
-__all__ = ["StreamSeam", "bounds_of", "cold_ranges", "places_of", "plan_batch"]
+__all__ = ["StreamSeam", "alive_at", "bounds_of", "cold_ranges", "places_of", "plan_batch"]
 
 log = logging.getLogger("martlet.spark")
 
 AllBounds: TypeAlias = Mapping[MessageQueue, Bounds]
+
+NAMING: Final = ("assign", "startingOffsets", "startingOffsetsByTimestamp", "endingOffsets", "endingOffsetsByTimestamp")
 
 
 def plan_batch(cluster: Cluster, options: Options, *, with_sizes: bool) -> list[Range]:
@@ -55,7 +57,7 @@ def plan_batch(cluster: Cluster, options: Options, *, with_sizes: bool) -> list[
     cold: list[Range] = []
     left: AllBounds = bounds
     if places and not options["sql"]:
-        cold, left = _divide(subscribed, places, bounds, _window(options))
+        cold, left = _divide(subscribed, places, bounds, options)
     sizes = MessageSizes(cluster).of(subscribed.routes(), left) if with_sizes else {}
     hot = [Range(queue, start, end) for queue, (start, end) in left.items() if start < end]
     return [*cold, *(replace(each, message_bytes=sizes[each.queue.topic]) if with_sizes else each for each in hot)]
@@ -96,8 +98,15 @@ def _window(options: Options) -> Window:
 
 
 def _plan_cold(places: Sequence[TierPlace], options: Options) -> list[Range]:
-    topics = ColdTopics(places, options, _window(options))
-    return cold_ranges(topics, query_bounds(topics, options), fails=options["failOnDataLoss"])
+    # Options that name queues need the bounds of all, whenever their messages were stored.
+    is_named = any(isinstance(options[name], Mapping) for name in NAMING)
+    topics = ColdTopics(places, options, Window() if is_named else _window(options))
+    bounds = query_bounds(topics, options)
+    if topics.is_pruned and any(True for _ in gaps(bounds.items(), _ranges(topics, bounds))):
+        # Clocks may have gone back, and other programs may have put messages of very different times into one file.
+        topics = ColdTopics(places, options, Window())
+        bounds = query_bounds(topics, options)
+    return cold_ranges(topics, bounds, fails=options["failOnDataLoss"])
 
 
 def cold_ranges(topics: ColdTopics, bounds: AllBounds, *, fails: bool) -> list[Range]:
@@ -122,26 +131,38 @@ def _ranges(topics: ColdTopics, bounds: AllBounds) -> list[Range]:
 
 
 def _divide(
-    subscribed: Subscribed, places: Sequence[TierPlace], bounds: AllBounds, window: Window
+    subscribed: Subscribed, places: Sequence[TierPlace], bounds: AllBounds, options: Options
 ) -> tuple[list[Range], AllBounds]:
     """Return the rows of tables to read, and what is left to read from the brokers.
 
     Raises:
       ReadError: a table cannot be read, or is of a broker that is away.
     """
+    window, alive = _window(options), bounds
+    if isinstance(options["startingOffsets"], Mapping):  # others are within the brokers' bounds
+        alive = alive_at(subscribed.bounds(), bounds)
     topics = TopicSet({queue.topic for queue in bounds})
     histories: list[History] = []
     for place in places:
         with plain_errors():
             history = read_history(place, topics, window)
-            own = _of_broker(bounds, history.broker)
+            own = _of_broker(alive, history.broker)
             if history.is_pruned and any(
                 history.seam(queue, *each) == each[0] < each[1] for queue, each in own.items()
             ):
                 # Clocks may have gone back: the time of an offset says nothing for sure about the next ones.
                 history = read_history(place, topics)
         histories.append(history)
-    return divided(subscribed, histories, bounds)
+    cold, left = divided(subscribed, histories, alive)
+    return cold, {**bounds, **left}
+
+
+def alive_at(now: AllBounds, bounds: AllBounds) -> AllBounds:
+    """Return those of *bounds* that begin within the brokers' bounds *now*.
+
+    The messages of the others have expired or were removed, but may still be in a table: the brokers tell.
+    """
+    return {queue: each for queue, each in bounds.items() if queue in now and now[queue][0] <= each[0]}
 
 
 def divided(subscribed: Subscribed, histories: Sequence[History], bounds: AllBounds) -> tuple[list[Range], AllBounds]:
@@ -173,7 +194,10 @@ def _check_known(subscribed: Subscribed, history: History) -> None:
 
 
 def _verified(subscribed: Subscribed, ranges: Sequence[Range]) -> list[Range]:
-    """Return *ranges* without those of topics that were created again, of which the table has other messages."""
+    """Return *ranges* without those of topics that were created again, of which the table has other messages.
+
+    Those of topics whose messages at the broker are unknown are left out as well.
+    """
     last: dict[tuple[str, str], Range] = {}
     for each in ranges:
         name = each.queue.topic, each.queue.broker_name
@@ -184,8 +208,10 @@ def _verified(subscribed: Subscribed, ranges: Sequence[Range]) -> list[Range]:
     with ThreadPoolExecutor(REQUESTS_MAX) as threads:
         ours = dict(zip(offsets, threads.map(last_identity, last.values()), strict=True))
     wrong = {(queue.topic, queue.broker_name) for queue in offsets if there.get(queue) != ours[queue]}
+    unknown = {(queue.topic, queue.broker_name) for queue in offsets if queue not in there}
     for topic, broker in sorted(wrong):
-        log.info("topic %r of broker %r is read from the broker: the table has other messages of it", topic, broker)
+        why = "it did not say which it has" if (topic, broker) in unknown else "the table has other messages of it"
+        log.info("topic %r of broker %r is read from the broker: %s", topic, broker, why)
     return [each for each in ranges if (each.queue.topic, each.queue.broker_name) not in wrong]
 
 
@@ -197,7 +223,8 @@ def _of_broker(bounds: AllBounds, broker: str) -> dict[MessageQueue, Bounds]:
 class StreamSeam:
     """The tables from which a stream with *options* reads what it is behind; on its driver.
 
-    They are read again when a batch needs more than they have, and not any more once that is nothing.
+    They are read again when a batch needs more than they have. A table is not read any more once the stream has read
+    all that it has.
     """
 
     def __init__(self, options: Options) -> None:
@@ -205,8 +232,12 @@ class StreamSeam:
         self._known: Sequence[History | None] = [None] * len(self._places)
         self._topics: frozenset[str] = frozenset()
 
-    def divide(self, subscribed: Subscribed, bounds: AllBounds) -> tuple[list[Range], AllBounds]:
+    def divide(
+        self, subscribed: Subscribed, bounds: AllBounds, starts: Mapping[MessageQueue, int]
+    ) -> tuple[list[Range], AllBounds]:
         """Return the rows of tables to read of *bounds*, and what is left to read from the brokers.
+
+        *starts* are the offsets of all queues up to which the stream has read.
 
         Raises:
           ReadError: a table cannot be read, or is of a broker that is away.
@@ -224,18 +255,19 @@ class StreamSeam:
                 read_history(place, TopicSet(self._topics), None, history)
                 for place, history in zip(self._places, before, strict=True)
             ]
-        self._known = histories
-        cold, left = divided(subscribed, histories, bounds)
-        if not cold:
-            self._places = ()  # the query has caught up with the tables
-        return cold, left
+        # A batch may have no rows of a table only because the broker did not tell the identity of a message.
+        needed = [
+            (place, history)
+            for place, history in zip(self._places, histories, strict=True)
+            if any(starts.get(queue, end) < end for queue, (_, end) in history.bounds().items())
+        ]
+        self._places, self._known = tuple(place for place, _ in needed), [history for _, history in needed]
+        return divided(subscribed, histories, bounds)
 
 
 def _have_all(histories: Sequence[History], bounds: AllBounds) -> bool:
-    brokers = {history.broker for history in histories}
-    lack = any(
+    return not any(
         history.seam(queue, *each) < each[1]
         for history in histories
         for queue, each in _of_broker(bounds, history.broker).items()
     )
-    return not lack and all(queue.broker_name in brokers for queue in bounds)

@@ -30,7 +30,7 @@ from martlet_spark.read.batch import RangePartition, TopicReader
 from martlet_spark.read.identity import identities
 from martlet_spark.read.offsets import Last, Offsets, decode, decode_last, decode_new, encode, queue_name, words
 from martlet_spark.read.planner import MESSAGE_BYTES, Range
-from martlet_spark.read.seam import StreamSeam
+from martlet_spark.read.seam import StreamSeam, alive_at
 from martlet_spark.read.topics import QueryBound, Subscribed
 from martlet_spark.read.watching import MessageSizes, Watch
 
@@ -329,9 +329,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
             self._find_recreated({queue: offset for queue, (offset, _) in last.items()}, last)
         bounds = {queue: (starts[queue], ends[queue]) for queue in sorted(ends) if starts[queue] < ends[queue]}
         driver = self._driver
-        # What has expired at the broker may still be in a table.
-        alive = {queue: each for queue, each in bounds.items() if driver.bounds.get(queue, (each[1], 0))[0] <= each[0]}
-        cold, left = driver.seam.divide(driver.subscribed, alive)
+        cold, left = driver.seam.divide(driver.subscribed, alive_at(driver.bounds, bounds), starts)
         hot = {queue: each for queue, each in {**bounds, **left}.items() if each[0] < each[1]}
         sizes = self._sizes(hot)
         ranges = [Range(queue, first, last, sizes[queue.topic]) for queue, (first, last) in hot.items()]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from martlet.errors import ConfigError
 from martlet_spark.errors import OptionError, ReadError
+from martlet_tiered.config import check_endpoint
 from martlet_tiered.errors import TierError
 
 if TYPE_CHECKING:
@@ -46,8 +47,16 @@ class TierPlace:
 
     @classmethod
     def of(cls, urls: Sequence[str], endpoint: str, region: str, credentials_file: str) -> "tuple[TierPlace, ...]":
-        """Return a place for each of *urls*; without *endpoint*, the environment says which server S3 is."""
-        found = endpoint or next((os.environ[name] for name in ENDPOINTS if os.environ.get(name)), "")
+        """Return a place for each of *urls*; without *endpoint*, the environment says which server S3 is.
+
+        Raises:
+          OptionError: the environment has no URL of a server, or one with credentials, which tasks would get.
+        """
+        name = next((name for name in ENDPOINTS if os.environ.get(name)), "")
+        found = endpoint or os.environ.get(name, "")
+        problem = check_endpoint(found) if any(url.startswith("s3://") for url in urls) else ""
+        if problem:
+            raise OptionError(f"the environment's {name} is no URL of a server without credentials; write {problem}")
         return tuple(cls(url, found if url.startswith("s3://") else endpoint, region, credentials_file) for url in urls)
 
     def open(self) -> "OpenedTable":
