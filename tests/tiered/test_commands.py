@@ -1,28 +1,36 @@
 """The commands ``martlet tiered ...`` say what a cold tier has and what is damaged, and rebuild what they can."""
 
 import json
+import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import trio
+from deltalake import DeltaTable
 
 from martlet.cli.main import main
+from martlet.errors import StoreFailed
 from martlet.store.disk.data_directory import lock_directory
 from martlet.store.disk.files import RealDisk
+from martlet.testing.stores import message
 from martlet_client import Message
 from martlet_client.blocking import Producer, PullConsumer
 from martlet_tiered.format.footer import footer_of
 from martlet_tiered.reading.database import IndexDatabase
 from martlet_tiered.reading.index import identity_of
-from martlet_tiered.status import NAME
+from martlet_tiered.status import NAME, PurgeStatus, StatusSocket, TierStatus, read_status, request_purge
 
 from .cold import Tier
 from .histories import DAY, History, make_history
 from .test_plugin import BODIES, first_segment, running
 from .test_plugin import history as read_history
+from .uploads import Place, fill, open_store, until, upload_all
 
 Told = tuple[int, str, str]
 Command = Callable[..., Told]
@@ -370,3 +378,75 @@ def test_purge_needs_a_data_directory(tiered: Command, tmp_path: Path) -> None:
     assert "a running broker has to do it, and none is known; give --config FILE or --data DIR" in error
     code, _, error = tiered("purge", "--data", str(tmp_path))
     assert "is no data directory" in error
+
+
+def run_as_root(tiered: Command, history: History, tmp_path: Path, *words: str) -> set[int]:
+    """Run a command on a tier of another user; return the owners of all files and directories after it."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    root, data = Path(history.url).parent, tmp_path / "data"
+    (data / "commitlog").mkdir(parents=True)
+    for path in (root, *root.rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert tiered(*words, "--data", str(data))[0] == 0
+    return {path.stat().st_uid for path in (root, *root.rglob("*"))}
+
+
+def test_what_root_purges_belongs_to_the_owner_of_the_tier(tiered: Command, history: History, tmp_path: Path) -> None:
+    commits = len(list(Path(history.url, "_delta_log").iterdir()))
+    assert run_as_root(tiered, history, tmp_path, "purge") == {12345}
+    assert len(list(Path(history.url, "_delta_log").iterdir())) > commits
+
+
+def test_what_root_rebuilds_belongs_to_the_owner_of_the_tier(tiered: Command, history: History, tmp_path: Path) -> None:
+    keys = min(Path(history.url).parent.rglob("*.keys"))
+    keys.unlink()
+    assert run_as_root(tiered, history, tmp_path, "rebuild") == {12345}
+    assert keys.exists()
+
+
+async def test_a_request_that_fails_ends_no_other(tmp_path: Path) -> None:
+    going_on = trio.Event()
+
+    async def read() -> TierStatus:
+        raise OSError("the disk fails")
+
+    async def purge(topic: str) -> AsyncGenerator[PurgeStatus, None]:
+        if topic == "bad":
+            raise StoreFailed("the log cannot be written")
+        yield PurgeStatus(done=1)
+        await going_on.wait()
+        yield PurgeStatus(done=2, is_over=True)
+
+    folder = str(tmp_path)
+    broker: Any = SimpleNamespace(store=SimpleNamespace(disk=RealDisk(), data_directory=SimpleNamespace(path=folder)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(StatusSocket(broker, read, purge).run)
+        await until(lambda: Path(folder, NAME).exists())
+        good = request_purge(folder, "good")
+        assert (await trio.to_thread.run_sync(lambda: next(good))).done == 1
+        with pytest.raises(OSError, match="cannot tell: the disk fails"):
+            await trio.to_thread.run_sync(read_status, folder)
+        (failed,) = await trio.to_thread.run_sync(lambda: list(request_purge(folder, "bad")))
+        assert failed.error == "the log cannot be written"
+        going_on.set()
+        assert [state.done for state in await trio.to_thread.run_sync(lambda: list(good))] == [2]
+        nursery.cancel_scope.cancel()
+
+
+async def test_purge_names_files_that_another_program_has_written(
+    tmp_path: Path, local_tier: Tier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    (data / "commitlog").mkdir(parents=True)
+    async with open_store(tmp_path) as store:
+        for body in (b"1", b"2"):
+            fill(store, (message(body, "T"), 0))
+            await upload_all(store, Place(local_tier))
+        store.deletions.delete_topic("T")
+        store.flusher.flush_now()
+        await upload_all(store, Place(local_tier))
+    assert DeltaTable(f"{local_tier.url}/table").optimize.compact()["numFilesAdded"] == 1
+    words = ["tiered", "purge", "--url", local_tier.url, "--data", str(data)]
+    assert await trio.to_thread.run_sync(main, words) == 1
+    assert ".parquet: another program has written it\n" in capsys.readouterr().out

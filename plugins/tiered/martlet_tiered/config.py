@@ -116,7 +116,7 @@ class TieredConfig(Settings):
         "again without them; other programs may read an older version of the table for half of it",
         unit="hours",
         low=8,
-        high=8_760,
+        high=336,  # half of it is the 7 days for which the log of the table knows removed files
     )
     reserved_days: int = setting(
         0,

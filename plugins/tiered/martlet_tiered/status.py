@@ -15,6 +15,7 @@ import trio
 from msgspec import Struct
 
 from martlet.broker import Broker
+from martlet.errors import MartletError
 from martlet.net.unix_sockets import connect_unix, listen_unix
 
 __all__ = ["NAME", "PurgeStatus", "StatusSocket", "TierRequest", "TierStatus", "read_status", "request_purge"]
@@ -35,7 +36,8 @@ class TierStatus(Struct):
     """The tier at `url` of `broker`, and how far its uploads are.
 
     The log is uploaded up to `position`; `behind_bytes` of it are durable and not uploaded, the oldest of them for
-    `behind_ms`: these would be lost with the disk. `reason` says why, and is empty if nothing is behind.
+    `behind_ms`: these would be lost with the disk. `reason` says why, and is empty if nothing is behind. With an
+    `error`, the rest is empty.
     """
 
     url: str
@@ -45,6 +47,7 @@ class TierStatus(Struct):
     behind_ms: int
     reason: str
     counters: Mapping[str, object]
+    error: str = ""
 
 
 class TierRequest(Struct):
@@ -123,6 +126,13 @@ class StatusSocket:
             request = msgspec.json.decode(line, type=TierRequest)
         except msgspec.MsgspecError:
             return
+        try:
+            await self._do(stream, request)
+        except (MartletError, OSError) as error:  # of the disk, for example; it is not the end of other connections
+            failed = TierStatus("", "", 0, 0, 0, "", {}, str(error))
+            await _send(stream, PurgeStatus(error=str(error), is_over=True) if request.purge else failed)
+
+    async def _do(self, stream: trio.SocketStream, request: TierRequest) -> None:
         if not request.purge:
             await _send(stream, await self._read())
             return
@@ -181,6 +191,9 @@ def read_status(directory: str) -> TierStatus | None:
             if len(data) > STATUS_BYTES_MAX:
                 break
     try:
-        return msgspec.json.decode(data, type=TierStatus)
+        status = msgspec.json.decode(data, type=TierStatus)
     except msgspec.MsgspecError as error:
         raise OSError(f"the broker at {directory!r} gave an answer that cannot be understood: {error}") from error
+    if status.error:
+        raise OSError(f"the broker at {directory!r} cannot tell: {status.error}")
+    return status

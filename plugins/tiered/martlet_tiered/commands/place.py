@@ -1,21 +1,23 @@
 """The table that the arguments of a command name, opened for reading."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from martlet.app.config import read_config
 from martlet.config import fill, override, read_toml
 from martlet.errors import ConfigError
+from martlet.offline.owner import owner_kept
 from martlet_tiered.config import TieredConfig
 from martlet_tiered.delta import TableLog
 from martlet_tiered.format.writing import TABLE_SCHEMA
-from martlet_tiered.location import TierLocation
+from martlet_tiered.location import LOCAL, TierLocation
 from martlet_tiered.objects import Objects
 from martlet_tiered.opened_table import OpenedTable, open_table
 from martlet_tiered.opening import open_objects
 from martlet_tiered.table import ColdTable
 
-__all__ = ["OpenedTable", "data_directory", "open_for_writing", "open_place", "read_tables"]
+__all__ = ["OpenedTable", "data_directory", "open_for_writing", "open_place", "read_tables", "tier_owner_kept"]
 
 
 def read_tables(arguments: Any) -> dict[str, Any]:
@@ -59,6 +61,12 @@ def open_for_writing(arguments: Any, unique: str, now_ms: int) -> tuple[Objects,
     table = ColdTable(objects, TableLog(objects, location, config), broker)
     table.open(TABLE_SCHEMA)
     return objects, table, broker
+
+
+def tier_owner_kept(arguments: Any) -> AbstractContextManager[None]:
+    """Do work on the tier of *arguments*; if it is a directory, its owner gets the files that root makes there."""
+    location = TierLocation.of(_config_of(arguments), os.environ)
+    return owner_kept(location.prefix) if location.scheme == LOCAL else nullcontext()
 
 
 def open_place(arguments: Any) -> OpenedTable:

@@ -19,6 +19,9 @@ EPILOG: Final = """\
 A running broker does it, and it goes on if you end the command. Without one, the command owns the table meanwhile: it
 needs the lock of the data directory, so no broker can start there, and a broker that uses the table from elsewhere by
 mistake stops uploading. Removed objects are gone at once: other programs that read an older version of the table fail.
+
+What stays: messages of a deleted topic that were in a transaction or delayed, in the topics of the broker itself, and
+those in the retry and dead-letter topics of its groups.
 """
 
 
@@ -83,6 +86,7 @@ def _alone(arguments: Any, directory: str) -> "Iterator[PurgeStatus]":
     from martlet.offline.owner import owner_kept
     from martlet.store.disk.data_directory import lock_directory
     from martlet.store.disk.files import RealDisk
+    from martlet_tiered.commands.place import tier_owner_kept
 
     disk = RealDisk()
     if "commitlog" not in disk.names(directory):
@@ -93,7 +97,8 @@ def _alone(arguments: Any, directory: str) -> "Iterator[PurgeStatus]":
         except StoreLocked as error:
             raise StoreLocked(f"{error}; it is starting, or does not have the plugin tiered") from error
         try:
-            yield from _purge(arguments)
+            with tier_owner_kept(arguments):
+                yield from _purge(arguments)
         finally:
             disk.close(lock)
 
@@ -102,6 +107,7 @@ def _purge(arguments: Any) -> "Iterator[PurgeStatus]":
     from martlet.runtime.steps import finish_now
     from martlet_tiered.commands.place import open_for_writing
     from martlet_tiered.errors import ObjectDamaged, ObjectMissing
+    from martlet_tiered.reading.table_files import TableFile, load_file
     from martlet_tiered.rewrite.dropping import Dropping
     from martlet_tiered.rewrite.merging import merge_files
     from martlet_tiered.rewrite.rewriter import new_name
@@ -119,6 +125,10 @@ def _purge(arguments: Any) -> "Iterator[PurgeStatus]":
     state = PurgeStatus(left=len(files))
     for number, file in enumerate(files, 1):
         state.left = len(files) - number
+        if file.name is None:
+            if any(map(Dropping(deletions).touches, load_file(objects, TableFile.of(file)).spans)):
+                state.damaged.append(f"{file.path}: another program has written it")
+            continue
         try:
             name = new_name(table, [file], number)
             made = finish_now(merge_files(objects, [file], name, broker, Dropping(deletions), now_ms))

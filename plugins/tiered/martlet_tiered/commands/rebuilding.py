@@ -30,10 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: Any) -> int:
     """Rebuild keys and index, and print what was done."""
-    from martlet_tiered.commands.place import data_directory, open_place
+    from martlet_tiered.commands.place import data_directory, open_place, tier_owner_kept
 
     place, directory = open_place(arguments), data_directory(arguments)
-    made, damaged = _rebuild_keys(place, intact_too=arguments.all)
+    with tier_owner_kept(arguments):
+        made, damaged = _rebuild_keys(place, intact_too=arguments.all)
     index = _rebuild_index(place, directory) if directory else "not rebuilt; give --data or --config"
     if arguments.json:
         print_json({"url": place.url, "files": len(place.files), "keys": made, "damaged": damaged, "index": index})

@@ -8,7 +8,7 @@ it.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -183,7 +183,7 @@ def _entries(records: Records, numbers: dict[str, int], dropping: Dropping) -> S
 
 def _windows(sizes: Integers, ends: list[int]) -> list[list[tuple[int, int]]]:
     """Return the first record and the end of each row group, which *ends* has, those of each window together."""
-    totals = [0, *accumulate(sizes.tolist())]
+    totals = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
     windows: list[list[tuple[int, int]]] = []
     for first, end in pairwise([0, *ends]):
         if not windows or totals[end] - totals[windows[-1][0][0]] > WINDOW_BYTES:
