@@ -84,3 +84,14 @@ def test_the_table_of_another_broker_ends_the_start(tmp_path: Path, local_tier: 
     process = Process(tmp_path, "run", *words)
     assert process.wait() != 0
     assert "belongs to broker 'another'" in process.log.read_text()
+
+
+@pytest.mark.parametrize("plugins", ['["remoting","nameserver"]', '["remoting","nameserver","tiered"]'])
+def test_a_restored_directory_does_not_start_without_its_tier(tmp_path: Path, plugins: str) -> None:
+    config = tmp_path / "data/config"
+    config.mkdir(parents=True)
+    (config / "tiered.restored").write_text('{"position": 1000}')
+    process = Process(tmp_path, "run", "--set", f"plugins.enabled={plugins}")
+    assert process.wait() != 0
+    assert "was restored from a cold tier" in process.log.read_text()
+    assert "set tiered.url" in process.log.read_text()

@@ -12,9 +12,10 @@ from martlet.plugins.loader import (
     guarded_mechanism,
     guarded_quotas,
 )
-from martlet.store import ColdTier
+from martlet.store import ColdTier, Store
+from martlet.store.read.cold import RESTORED_FILE
 
-__all__ = ["HOOKS_OF_A_BROKER", "cold_tier_of", "install", "resolve"]
+__all__ = ["HOOKS_OF_A_BROKER", "cold_tier_of", "install", "require_cold_tier", "resolve"]
 
 HOOKS_OF_A_BROKER: Final = (
     "martlet_capabilities",
@@ -57,6 +58,20 @@ def cold_tier_of(results: dict[str, list[tuple[str, Any]]]) -> tuple[str, ColdTi
         names = " and ".join(repr(plugin) for plugin, _ in tiers[:2])
         raise ConfigError(f"plugins {names} each have a cold tier, and a broker has one; enable only one of them")
     return tiers[0] if tiers else None
+
+
+def require_cold_tier(store: Store) -> None:
+    """Check that the data directory can be used without a cold tier.
+
+    Raises:
+      ConfigError: it was restored from one.
+    """
+    data = store.data_directory
+    if any(data.read_generations(RESTORED_FILE)):
+        raise ConfigError(
+            f"data directory {data.path!r} was restored from a cold tier, which has its messages; enable the plugin "
+            f"tiered and set tiered.url, or remove {RESTORED_FILE} to start without them"
+        )
 
 
 def install(broker: Broker, results: dict[str, list[tuple[str, Any]]]) -> None:

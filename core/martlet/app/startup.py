@@ -24,7 +24,7 @@ import trio
 from martlet.access import Authentication
 from martlet.app import saving
 from martlet.app.config import Config
-from martlet.app.hooks import cold_tier_of, install, resolve
+from martlet.app.hooks import cold_tier_of, install, require_cold_tier, resolve
 from martlet.app.services import run_services
 from martlet.broker import OWN_STATE, Broker
 from martlet.contracts import Dispatcher, Protocol
@@ -164,7 +164,9 @@ async def _run_with_store(
         for projection in projections:
             broker.projections.add(name, projection)
     tier = cold_tier_of(results)
-    if tier is not None:
+    if tier is None:
+        require_cold_tier(store)
+    else:
         store.use_cold_tier(tier[1])
     plugins.reloaded += (broker.authentication.changed, broker.rules.changed)
     authenticate, now_ms = broker.authentication.authenticate, clock.now_ms

@@ -24,7 +24,7 @@ from martlet.store.format.notes import OWN_PREFIX
 from martlet.store.queues.queues import Queue, Queues
 from martlet.store.read.reading import ReadOptions, ReadResult, ReadStatus
 
-__all__ = ["ColdReader", "ColdRecords", "may_be_cold", "select_records"]
+__all__ = ["RESTORED_FILE", "ColdReader", "ColdRecords", "may_be_cold", "select_records"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -128,6 +128,10 @@ def _code_of(queue: Queue, record: RecordView) -> int:
     if queue.dispatcher is not None:
         return queue.dispatcher(properties, record.store_ms)
     return tags_code(find_property(properties, b"TAGS"))
+
+
+# In a data directory that was restored from a cold tier: the messages before its log are nowhere else.
+RESTORED_FILE: Final = "config/tiered.restored"
 
 
 @final
