@@ -1,6 +1,9 @@
 """A data directory that is lost is made again from the cold tier, with everything that was uploaded."""
 
+import itertools
 import json
+import os
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,9 +22,11 @@ from tests.wire_clients.mqtt import leave
 
 from martlet.app import saving
 from martlet.broker import Broker
+from martlet.cli.main import main
 from martlet.message import Message, encode_properties
 from martlet.records.codec import decode_records
 from martlet.records.layout import RecordView
+from martlet.runtime.io_threads import IoThreads
 from martlet.state import Projection
 from martlet.store import Store
 from martlet.store.disk.files import RealDisk
@@ -30,6 +35,7 @@ from martlet.testing.peers import serving
 from martlet.testing.stores import HOST, ManualClock, small_config
 from martlet_remoting.wire.codes import RequestCode
 from martlet_tiered.errors import ObjectDamaged
+from martlet_tiered.owners import Owners, Reach
 from martlet_tiered.restore.broker_state import (
     BrokerState,
     QueuePlace,
@@ -44,13 +50,14 @@ from martlet_tiered.tier import ObjectTier
 from martlet_tx.formats import NAME
 from martlet_tx.plugin import TxPlugin
 
-from .cold import Tier
+from .cold import Tier, append
 from .histories import make_history
 from .uploads import filled_store, log_records, open_store, until
 
 STORE = small_config(flush="async", segment_bytes=1 << 14, page_bytes=1 << 12, cache_bytes=1 << 14)
 DAY_S = 86_400
 COUNT = 60
+SEEDS = itertools.count()  # of brokers, each of which has other identifiers
 BODIES = [b"%03d " % number * 100 for number in range(COUNT)]
 
 
@@ -107,7 +114,9 @@ async def running(directory: Path, place: Tier, clock: ManualClock) -> AsyncIter
         return []
 
     async with (
-        all_protocols(directory, store=STORE, clock=clock, timer=timer_plugin(), ports=ports) as protocols,
+        all_protocols(
+            directory, store=STORE, clock=clock, timer=timer_plugin(), ports=ports, seed=next(SEEDS)
+        ) as protocols,
         uploading(protocols.broker, tiers[0]) as made,
     ):
         yield made, protocols
@@ -253,7 +262,7 @@ async def test_open_transactions_can_be_ended_after_a_restore(tmp_path: Path, lo
         assert sellers.pending() == []
 
 
-async def no_state(keeper: StateKeeper, epoch: int, end: int) -> None:
+async def no_state(keeper: StateKeeper, epoch: int, reach: Reach) -> None:
     """Stores nothing."""
 
 
@@ -300,6 +309,51 @@ async def test_a_restore_ends_the_uploads_of_the_old_broker(tmp_path: Path, loca
         assert old.tier.released == end
 
 
+async def test_the_old_broker_does_not_continue_a_restored_tier(tmp_path: Path, local_tier: Tier) -> None:
+    clock = ManualClock()
+    async with running(tmp_path / "old", local_tier, clock) as (old, _):
+        await old.publish("T", *BODIES[:10])
+        await old.upload()
+        await old.publish("T", *BODIES[10:40])  # its log is longer than that of the new broker
+        old.store.flusher.flush_now()
+    assert (await restore(local_tier, tmp_path / "new"))[0] == 0
+    async with running(tmp_path / "new", local_tier, clock) as (new, _):
+        await new.publish("T", b"new")
+        await new.upload()
+        end = new.tier.released
+    async with running(tmp_path / "old", local_tier, clock) as (old, _):
+        assert old.store.durable > end
+        await old.tier.release(old.store.durable)
+        await until(lambda: "another one continues it, such as a restored one" in old.tier.reason)
+        assert old.tier.released == 0
+    async with running(tmp_path / "new", local_tier, clock) as (new, protocols):
+        await new.publish("T", b"newer")
+        await new.upload()
+        assert new.tier.uploader.progress.failures == 0
+        assert await pull_all(protocols.remoting(), "T", 0) == [*BODIES[:10], b"new", b"newer"]
+
+
+def test_a_restore_that_is_refused_does_not_take_the_table_over(
+    tmp_path: Path, local_tier: Tier, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    make_history(Path(local_tier.url))
+    table = local_tier.exact_table("broker-a")
+    version = table.version
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "file").touch()
+    (tmp_path / "taken.unfinished").mkdir()
+    (tmp_path / "taken.unfinished/file").touch()
+    problems = {"new": "has no state", "link": "is a symbolic link", "file": "is not a directory"}
+    for name, problem in {**problems, "taken": "is not an unfinished backup"}.items():
+        if name == "taken":
+            store_state(local_tier.objects(), 1, state_at(table.end or 0), table.reach)
+        assert main(["tiered", "restore", "--from", local_tier.url, str(tmp_path / name)]) != 0
+        assert problem in capsys.readouterr().err
+        assert local_tier.exact_table("broker-a").version == version
+
+
 async def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path, local_tier: Tier) -> None:
     make_history(Path(local_tier.url))
     target = tmp_path / "data"
@@ -343,34 +397,120 @@ async def test_a_killed_restore_leaves_nothing_that_a_start_takes_for_data(tmp_p
 
 
 def state_at(position: int, **changes: Any) -> BrokerState:
-    fields: dict[str, Any] = {"broker": "a", "position": position, "log_start": 0, "segment_bytes": 1 << 14}
-    fields |= {"time_ms": 1, "queues": [QueuePlace("T", 0, 7, 2)], "files": {"config/topics.json": b"{}"}}
-    return BrokerState(**{**fields, **changes})
+    fields: dict[str, Any] = {"broker": "a", "position": position, "end": position, "log_start": 0}
+    fields |= {"segment_bytes": 1 << 14, "time_ms": 1, "queues": [QueuePlace("T", 0, 7, 2)]}
+    return BrokerState(**{**fields, "files": {"config/topics.json": b"{}"}, **changes})
+
+
+def names_of_states(tier: Tier) -> list[str]:
+    return [each.name.removeprefix("state/") for each in tier.objects().list_folder("state")]
 
 
 def test_the_newest_intact_state_that_the_table_has_reached_counts(local_tier: Tier) -> None:
     objects = local_tier.objects()
-    assert find_state(objects, 1 << 40) == (None, [])
+    assert find_state(objects, Reach(1 << 40)) == (None, [])
     for position in (100, 200, 300):
-        store_state(objects, 1, state_at(position), 0)
-    assert find_state(objects, 99)[0] is None
-    assert find_state(objects, 250)[0] == state_at(200)
-    store_state(objects, 2, state_at(150), 150)  # of a later owner
-    assert find_state(objects, 250)[0] == state_at(150)
+        store_state(objects, 1, state_at(position), Reach(0))
+    assert find_state(objects, Reach(99))[0] is None
+    assert find_state(objects, Reach(250))[0] == state_at(200)
+    store_state(objects, 2, state_at(150), Reach(150))  # of a later owner
+    assert find_state(objects, Reach(250))[0] == state_at(150)
     file = Path(local_tier.url) / "state/e2-150.state"
     file.chmod(0o600)
     file.write_bytes(file.read_bytes()[:-1])
-    found, problems = find_state(objects, 250)
+    found, problems = find_state(objects, Reach(250))
     assert found == state_at(200)
     assert problems == ["state/e2-150.state: a state of a broker does not match its CRC"]
+
+
+def test_a_state_whose_queues_are_newer_counts_later(local_tier: Tier) -> None:
+    objects = local_tier.objects()
+    state = state_at(100, end=130)
+    store_state(objects, 1, state, Reach(0))
+    assert find_state(objects, Reach(129))[0] is None
+    assert find_state(objects, Reach(130))[0] == state
 
 
 def test_states_that_nobody_needs_are_removed(local_tier: Tier) -> None:
     objects = local_tier.objects()
     for position in range(0, 1000, 100):
-        store_state(objects, 1, state_at(position), position)
-    names = [each.name for each in objects.list_folder("state")]
-    assert names == ["state/e1-800.state", "state/e1-900.state"]
+        store_state(objects, 1, state_at(position), Reach(position))
+    assert names_of_states(local_tier) == ["e1-800.state", "e1-900.state"]
+
+
+def test_a_state_of_a_broker_that_was_replaced_never_counts_later(local_tier: Tier) -> None:
+    objects, table = local_tier.objects(), local_tier.owned()
+    append(table, objects, 0, 800)
+    store_state(objects, 1, state_at(700), table.reach)
+    store_state(objects, 1, state_at(1000), table.reach)
+    new = local_tier.table()
+    assert new.take_over("restored/1") == 2
+    append(new, objects, 800, 1500)
+    store_state(objects, 1, state_at(1200), table.reach)  # it does not know yet that it was replaced
+    new.refresh()
+    assert new.reach == Reach(1500, 2, 800)
+    assert find_state(objects, new.reach)[0] == state_at(700)
+    again = local_tier.table()
+    assert again.take_over("restored/2", Owners(2, ["restored"])) == 3
+    assert again.reach == Reach(1500, 2, 800)
+    store_state(objects, 3, state_at(5000), again.reach)
+    assert names_of_states(local_tier) == ["e1-700.state", "e3-5000.state"]
+    last = local_tier.table()
+    last.take_over("restored again/1")
+    assert last.reach == Reach(1500, 4, 1500)
+
+
+@pytest.fixture
+async def keeper(tmp_path: Path, local_tier: Tier) -> AsyncIterator[tuple[Running, StateKeeper]]:
+    """A broker that uploads nothing, and what stores its states."""
+    async with running(tmp_path / "data", local_tier, ManualClock()) as (made, _):
+        yield made, StateKeeper(made.broker, local_tier.objects(), IoThreads("states"))
+
+
+async def test_a_state_has_no_message_after_its_end(keeper: tuple[Running, StateKeeper], local_tier: Tier) -> None:
+    made, states = keeper
+    await made.publish("T", *BODIES[:10])
+    made.store.flusher.flush_now()
+    durable = made.store.durable
+    await made.publish("T", *BODIES[:5])  # not durable yet
+    end = made.store.appended
+    await states.store(1, Reach(0))
+    (state,) = (decode_state(local_tier.objects().read(f"state/{name}")) for name in names_of_states(local_tier))
+    assert [place.next for place in state.queues if place.topic == "T"] == [15]
+    assert durable <= state.position <= state.end == end
+    assert find_state(local_tier.objects(), Reach(end - 1))[0] is None
+
+
+async def test_the_log_of_a_state_begins_where_it_did_before_its_tables_were_read(
+    keeper: tuple[Running, StateKeeper], local_tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, states = keeper
+    await made.publish("T", *BODIES, *BODIES)
+    made.store.flusher.flush_now()
+    segments = made.store.segments
+    first = segments.items[0]
+    assert len(segments.items) > 1
+    monkeypatch.setattr(type(made.broker.projections), "floor", lambda _: first.start + 1)
+
+    async def off_loop(work: Callable[[], Any]) -> Any:
+        monkeypatch.setattr(type(segments), "find", lambda *_: None)  # retention has removed it meanwhile
+        return work()
+
+    monkeypatch.setattr(made.store.disk, "off_loop", off_loop)
+    await states.store(1, Reach(0))
+    (state,) = (decode_state(local_tier.objects().read(f"state/{name}")) for name in names_of_states(local_tier))
+    assert state.log_start == first.start
+
+
+async def test_few_states_wait_while_uploads_are_behind(keeper: tuple[Running, StateKeeper], local_tier: Tier) -> None:
+    made, states = keeper
+    for number in range(40):
+        await made.publish("T", *BODIES[:5])
+        made.store.flusher.flush_now()
+        await states.store(1, Reach(made.store.durable * 3 // 4 if number % 2 else 1))
+    found = [int(name[3:-6]) for name in names_of_states(local_tier)]
+    assert len(found) < 30
+    assert made.store.durable - max(found) <= made.store.durable // 8 + 1
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:10], lambda data: b"X" + data[1:], lambda data: data[:-1]])
@@ -379,6 +519,19 @@ def test_damaged_states_are_noticed(damage: Callable[[bytes], bytes]) -> None:
     assert decode_state(data) == state_at(5)
     with pytest.raises(ObjectDamaged):
         decode_state(damage(data))
+
+
+@pytest.mark.parametrize("path", ["../escaped.json", "/escaped.json", "config/../../x.json", "config/acl.secrets"])
+def test_a_state_with_other_files_than_tables_is_damaged(path: str) -> None:
+    with pytest.raises(ObjectDamaged, match="which is no table"):
+        decode_state(encode_state(state_at(5, files={"config/topics.json": b"{}", path: b"x"})))
+
+
+def test_the_size_that_a_state_claims_is_limited() -> None:
+    data = bytearray(encode_state(state_at(5)))
+    struct.pack_into("<Q", data, 8, 1 << 40)
+    with pytest.raises(ObjectDamaged, match="is the limit"):
+        decode_state(bytes(data))
 
 
 # ---- the log

@@ -24,9 +24,11 @@ from martlet_tiered.format.footer import FileFooter, decode_group, footer_of, re
 from martlet_tiered.format.writing import TABLE_SCHEMA
 from martlet_tiered.objects import Objects
 from martlet_tiered.opening import open_objects
+from martlet_tiered.owners import Reach
 from martlet_tiered.rewrite.rewriter import Facts, Rewriter
 from martlet_tiered.table import ColdTable
 from martlet_tiered.upload.messages import LENGTH, Setup, encode_message
+from martlet_tiered.upload.ownership import Ownership
 from martlet_tiered.upload.process import UploadWorker, run_worker
 from martlet_tiered.upload.range_work import RangeWork
 from martlet_tiered.upload.uploader import CommitFollower, RunWorker, Uploader
@@ -141,8 +143,8 @@ class Followed:
     async def sync(self, files: Sequence[DataFile]) -> None:
         self.files = {file.path: file for file in files}
 
-    async def beginning(self, epoch: int, end: int) -> None:
-        assert end >= self.released()
+    async def beginning(self, epoch: int, reach: Reach) -> None:
+        assert reach.end >= self.released() or not reach.end
 
     async def committed(self, files: Sequence[DataFile], footers: Sequence[FileFooter]) -> None:
         assert all(footer.begin >= self.released() for footer in footers)
@@ -254,7 +256,8 @@ def uploader_of(store: Store, place: Place, config: TieredConfig, followed: Know
     """Return an uploader of *store*, which does not run yet, and its upkeep."""
     run, clock = place.worker(store), ManualClock(now_ms())
     rewriter = Rewriter(followed, place.objects, lambda: store.first_position, config, clock, place.broker)
-    return Uploader(store, config, clock, place.table, run, followed, rewriter, place.broker, uuid4().hex), rewriter
+    ownership = Ownership(store.disk, store.data_directory.path, uuid4().hex)
+    return Uploader(store, config, clock, place.table, run, followed, rewriter, place.broker, ownership), rewriter
 
 
 class Held:

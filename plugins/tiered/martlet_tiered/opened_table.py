@@ -15,7 +15,7 @@ from martlet_tiered.location import LOCAL, TierLocation
 from martlet_tiered.names import DATA_FOLDER, LOG_FOLDER
 from martlet_tiered.objects import Objects
 from martlet_tiered.remote import RemoteObjects
-from martlet_tiered.table import BROKER_PREFIX, OWNER, UPLOAD
+from martlet_tiered.table import BROKER_PREFIX, OWNER, reach_of
 
 __all__ = ["OpenedTable", "objects_for_reads", "open_table"]
 
@@ -41,7 +41,8 @@ class OpenedTable:
         self.broker: Final = name.removeprefix(BROKER_PREFIX)
         self.version: Final = log.version
         self.epoch: Final = log.number(OWNER) or 0
-        self.end: Final = log.number(UPLOAD) or 0
+        self.reach: Final = reach_of(log)
+        self.end: Final = self.reach.end
         self.files: Final[Sequence[DataFile]] = sorted(log.files(), key=lambda file: file.path)
         self._log = log
 

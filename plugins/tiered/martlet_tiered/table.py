@@ -9,9 +9,11 @@ Numbers that survive in the log (``txn`` actions), by application:
 - ``martlet-owner``: the epoch. Every commit of ours has it.
 - ``martlet-log``: the log position up to which ranges are uploaded.
 - ``martlet-rewrite``: how many times files were replaced or removed.
+- ``martlet-directory``, ``martlet-directory-log``: the epoch in which a data directory took the table over from another
+  one the last time, and the log position at which the table ended then.
 
-The last two tell whether a commit counts whose answer was lost: all commits of an epoch are made by one broker, one
-after the other.
+The second and third tell whether a commit counts whose answer was lost: all commits of an epoch are made by one broker,
+one after the other.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +29,15 @@ from martlet_tiered.files import DataFile
 from martlet_tiered.format.keys import INDEX_FOLDER, file_of_keys
 from martlet_tiered.names import DATA_FOLDER, parse_data
 from martlet_tiered.objects import Objects
+from martlet_tiered.owners import NOBODY, Owners, Reach
 
-__all__ = ["BROKER_PREFIX", "COMMIT_TRIES", "LEFTOVER_AGE_MS", "OWNER", "UPLOAD", "ColdTable"]
+__all__ = ["BROKER_PREFIX", "COMMIT_TRIES", "LEFTOVER_AGE_MS", "OWNER", "UPLOAD", "ColdTable", "reach_of"]
 
 OWNER: Final = "martlet-owner"
 UPLOAD: Final = "martlet-log"
 REWRITE: Final = "martlet-rewrite"
+DIRECTORY: Final = "martlet-directory"
+DIRECTORY_BEGIN: Final = "martlet-directory-log"
 BROKER_PREFIX: Final = "martlet:"  # of the table's name; the broker's follows
 READER_MAX: Final = 1
 WRITER_MAX: Final = 2
@@ -81,6 +86,11 @@ class ColdTable:
         """The log position up to which ranges are in the table; None before the first."""
         return self._log.number(UPLOAD)
 
+    @property
+    def reach(self) -> Reach:
+        """Which states of the broker count."""
+        return reach_of(self._log)
+
     def open(self, schema: pa.Schema) -> None:
         """Read the table, or create it with the columns *schema*, which include the partition columns.
 
@@ -94,22 +104,25 @@ class ColdTable:
         if missing:
             raise TableRefused(f"table {self._log.url!r} has no columns {', '.join(missing)}; set another tiered.url")
 
-    def take_over(self, owner: str, last_epoch: int = 0) -> int:
+    def take_over(self, owner: str, last: Owners = NOBODY) -> int:
         """Become the owner of the table and return the new epoch; *owner* is different at each call of any broker.
 
-        With *last_epoch*, the epoch of this broker's last handle, the table may have no other owner since. The names of
-        a broker's owners have the same part before the ``/``: the answer to a takeover may have been lost.
+        The table may have no other owner after *last*, the last ones of this data directory.
 
         Raises:
-          Fenced: another broker has taken the table over since *last_epoch*.
+          Fenced: another data directory has taken the table over.
         """
         problem: TierError | None = None
         for _ in range(COMMIT_TRIES):
             self._refresh_log()
             before, epoch = self.version, self._log.number(OWNER) or 0
-            if epoch > last_epoch > 0 and self._newest_owner().partition("/")[0] != owner.partition("/")[0]:
-                raise self._fenced(epoch, last_epoch)
-            problem = self._try_commit((), {OWNER: epoch + 1}, epoch + 1, owner)
+            numbers = {OWNER: epoch + 1}
+            if epoch not in (0, last.epoch):
+                newest = self._newest_owner()
+                last.check(self._log.url, epoch, newest)
+                if not last.have(newest):
+                    numbers |= {DIRECTORY: epoch + 1, DIRECTORY_BEGIN: self.end or 0}
+            problem = self._try_commit((), numbers, epoch + 1, owner)
             self._refresh_log()
             if self.version > before and self._log.note(before + 1).owner == owner:
                 self._epoch, self._owner = epoch + 1, owner
@@ -339,6 +352,11 @@ class ColdTable:
                 or (positions and (name.begin, name.end) != positions)
             ):
                 raise ValueError(f"file {file.path!r} is not named after its epoch, range, date and kind")
+
+
+def reach_of(log: TableLog) -> Reach:
+    """Return which states of the broker count with a table whose log is *log*."""
+    return Reach(log.number(UPLOAD) or 0, log.number(DIRECTORY) or 0, log.number(DIRECTORY_BEGIN) or 0)
 
 
 def _raise_if_final(problem: TierError | None) -> None:

@@ -13,6 +13,7 @@ from martlet.broker import Broker
 from martlet.errors import Refused
 from martlet.records.layout import FRONT_BYTES, MAGICS, RecordView
 from martlet.runtime.io_threads import IoThreads
+from martlet.store.read.cold import RESTORED_FILE
 from martlet_tiered.config import TieredConfig
 from martlet_tiered.delta import TableLog
 from martlet_tiered.errors import StoreUnusable, TableRefused, TierError
@@ -27,11 +28,12 @@ from martlet_tiered.reading.reader import DEADLINE_S, ReadsOfTier, TierReader
 from martlet_tiered.reading.store_reads import StoreReads
 from martlet_tiered.remote import RemoteObjects
 from martlet_tiered.restore.capture import StateKeeper, UploadFollower
-from martlet_tiered.restore.directory import RESTORED_FILE, restored_position
+from martlet_tiered.restore.directory import restored_position
 from martlet_tiered.rewrite.rewriter import Rewriter
 from martlet_tiered.status import PurgeStatus, TierStatus
 from martlet_tiered.table import ColdTable
 from martlet_tiered.upload.messages import Setup
+from martlet_tiered.upload.ownership import Ownership
 from martlet_tiered.upload.process import UploadWorker, run_worker
 from martlet_tiered.upload.uploader import Uploader
 
@@ -66,13 +68,13 @@ class ObjectTier(ReadsOfTier):
         self.index = TierIndex(store, path, identity_of(location.url, name), self._objects, threads)
         self._reads = StoreReads(self._objects, threads, config.cache_bytes)
         self.reader = TierReader(self.name, self.index, self._reads, self._refresh)
-        owner = broker.ids.unique()
+        ownership = Ownership(store.disk, store.data_directory.path, broker.ids.unique())
         self.rewriter: Final = Rewriter(
             *(self.index, self._open_objects, lambda: store.first_position, config, broker.clock, name)
         )
         follower = UploadFollower(self.index, StateKeeper(broker, self._objects, threads))
         self.uploader: Final = Uploader(
-            *(store, config, broker.clock, self._open_table, self._run_worker, follower, self.rewriter, name, owner)
+            *(store, config, broker.clock, self._open_table, self._run_worker, follower, self.rewriter, name, ownership)
         )
 
     # ---- what the tier has

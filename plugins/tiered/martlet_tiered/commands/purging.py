@@ -12,6 +12,7 @@ from martlet.runtime.ids import Ids
 
 if TYPE_CHECKING:
     from martlet_tiered.status import PurgeStatus
+    from martlet_tiered.upload.ownership import Ownership
 
 __all__ = ["configure", "run"]
 
@@ -87,6 +88,7 @@ def _alone(arguments: Any, directory: str) -> "Iterator[PurgeStatus]":
     from martlet.store.disk.data_directory import lock_directory
     from martlet.store.disk.files import RealDisk
     from martlet_tiered.commands.place import tier_owner_kept
+    from martlet_tiered.upload.ownership import Ownership
 
     disk = RealDisk()
     if "commitlog" not in disk.names(directory):
@@ -97,13 +99,14 @@ def _alone(arguments: Any, directory: str) -> "Iterator[PurgeStatus]":
         except StoreLocked as error:
             raise StoreLocked(f"{error}; it is starting, or does not have the plugin tiered") from error
         try:
+            ownership = Ownership(disk, directory, f"martlet tiered purge {Ids().unique()}")
             with tier_owner_kept(arguments):
-                yield from _purge(arguments)
+                yield from _purge(arguments, ownership)
         finally:
             disk.close(lock)
 
 
-def _purge(arguments: Any) -> "Iterator[PurgeStatus]":
+def _purge(arguments: Any, ownership: "Ownership") -> "Iterator[PurgeStatus]":
     from martlet.runtime.steps import finish_now
     from martlet_tiered.commands.place import open_for_writing
     from martlet_tiered.errors import ObjectDamaged, ObjectMissing
@@ -115,7 +118,9 @@ def _purge(arguments: Any) -> "Iterator[PurgeStatus]":
 
     now_ms: Callable[[], int] = SystemClock().now_ms
     objects, table, broker = open_for_writing(arguments, Ids().unique(), now_ms())
-    table.take_over(f"martlet tiered purge {Ids().unique()}")
+    owner = ownership.next_owner()
+    ownership.take(table.take_over(owner, ownership.owners))
+    ownership.save()
     deletions = _deletions(objects, table.files())
     if arguments.topic:
         if arguments.topic not in deletions:

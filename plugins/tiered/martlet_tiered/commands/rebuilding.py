@@ -81,6 +81,7 @@ def _rebuild_index(place: "OpenedTable", directory: str) -> str:
     from martlet.store.disk.files import RealDisk
     from martlet_tiered.reading.index import FILE_NAME, identity_of
     from martlet_tiered.reading.rebuilding import rebuild_index
+    from martlet_tiered.upload.ownership import read_owners
 
     disk = RealDisk()
     if "commitlog" not in disk.names(directory):
@@ -92,6 +93,9 @@ def _rebuild_index(place: "OpenedTable", directory: str) -> str:
             return f"of {directory} was left to the broker, which runs; it rebuilds a damaged index itself"
         bar = Bar("rebuilding the index", "files")
         try:
+            newest = place.last_commit()
+            if newest is not None:
+                read_owners(disk, directory).check(place.url, place.epoch, newest.owner)
             total = len(place.files)
 
             def load(files: Sequence[Any], read: Any) -> Any:

@@ -39,9 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: Any) -> int:
     """Make the directory, and print what it has, and what may be lost."""
     from martlet_tiered.commands.place import open_for_writing, open_place, read_tables
-    from martlet_tiered.errors import TableRefused
-    from martlet_tiered.restore.broker_state import find_state
+    from martlet_tiered.owners import Owners
     from martlet_tiered.restore.directory import make_directory
+    from martlet_tiered.upload.ownership import write_owners
 
     disk, target = RealDisk(), os.path.abspath(arguments.directory)
     config = read_config(read_tables(arguments))
@@ -50,28 +50,51 @@ def run(arguments: Any) -> int:
         raise ConfigError(
             f"the tier at {place.url!r} is of broker {place.broker!r}, and broker.name is {config.broker.name!r}"
         )
-    if disk.names(target):
-        raise StoreError(f"{target!r} is not empty; choose another directory")
+    _check_target(target, disk)
+    _state_of(place)
     os.umask(0o077)  # no other user may read messages
     unique = Ids().unique()
-    open_for_writing(arguments, unique, SystemClock().now_ms())[1].take_over(f"{unique}/restore")
-    place = open_place(arguments)  # nobody adds to it any more
-    state, problems = find_state(place.objects, place.end)
-    if state is None:
-        why = f" ({problems[0]})" if problems else ", because an older version has uploaded it"
-        raise TableRefused(f"the tier at {place.url!r} has no state of its broker{why}; its messages can be read alone")
     if os.path.isdir(target):
         disk.remove_directory(target)
     with ended_by(signal.SIGTERM, signal.SIGHUP), unfinished_backup(target, disk) as folder:
+        # Only now, when nothing else is missing: the old broker cannot upload any more.
+        epoch = open_for_writing(arguments, unique, SystemClock().now_ms())[1].take_over(f"{unique}/restore")
+        place = open_place(arguments)
+        state, problems = _state_of(place)
         done = _shown(
             "reading",
             lambda bar: make_directory(folder, disk, place.objects, place.files, state, place.end, bar.update),
         )
         done.problems[:0] = problems
+        write_owners(disk, folder, Owners(epoch, [unique]))
         store = structs.replace(config.store, segment_bytes=state.segment_bytes)
         _complete(folder, disk, structs.replace(config, store=store))
     _print(arguments, place, target, state, done)
     return Exit.FAILED if done.problems else Exit.OK
+
+
+def _check_target(target: str, disk: RealDisk) -> None:
+    """Check that a directory can be renamed to *target*."""
+    if os.path.islink(target):
+        raise StoreError(f"{target!r} is a symbolic link; give the directory that it leads to")
+    if os.path.lexists(target) and not os.path.isdir(target):
+        raise StoreError(f"{target!r} is not a directory; choose another one")
+    if os.path.ismount(target):
+        raise StoreError(f"{target!r} is a mount point, which cannot be replaced; choose a directory in it")
+    if disk.names(target):
+        raise StoreError(f"{target!r} is not empty; choose another directory")
+
+
+def _state_of(place: "OpenedTable") -> "tuple[BrokerState, list[str]]":
+    """Return the newest intact state of the broker, and why newer ones cannot be used. Raises `TableRefused`."""
+    from martlet_tiered.errors import TableRefused
+    from martlet_tiered.restore.broker_state import find_state
+
+    state, problems = find_state(place.objects, place.reach)
+    if state is None:
+        why = f" ({problems[0]})" if problems else ", because an older version has uploaded it"
+        raise TableRefused(f"the tier at {place.url!r} has no state of its broker{why}; its messages can be read alone")
+    return state, problems
 
 
 def _shown(label: str, work: "Callable[[Bar], Restored]") -> "Restored":
@@ -95,25 +118,31 @@ def _complete(folder: str, disk: RealDisk, config: Config) -> None:
         bar.close()
 
 
+def _when(time_ms: int) -> str:
+    ago = timedelta(seconds=max(SystemClock().now_ms() - time_ms, 0) // 1000)
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago} ago"
+
+
 def _print(arguments: Any, place: "OpenedTable", target: str, state: "BrokerState", done: "Restored") -> None:
     last_ms = place.last_upload_ms() or state.time_ms
+    behind = max(done.end - state.position, 0)
     has_users = ACL in state.files
     if arguments.json:
         fields = {"url": place.url, "broker": place.broker, "directory": target, "start_position": done.start}
         fields |= {"end_position": done.end, "last_upload_ms": last_ms, "state_position": state.position}
+        fields |= {"state_ms": state.time_ms, "state_behind_bytes": behind}
         fields |= {"internal_records": done.records, "queues": done.queues, "problems": done.problems}
         print_json({**fields, "lacks_secrets": has_users})
         return
-    ago = timedelta(seconds=max(SystemClock().now_ms() - last_ms, 0) // 1000)
-    when = f"{datetime.fromtimestamp(last_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago} ago"
     print(f"restored  {target} from {place.url}, broker {place.broker!r}")
     print(
         f"log       position {done.start:,} to {done.end:,}; {done.queues:,} queues, {done.records:,} internal records"
     )
-    print(f"lost      what was stored after the last upload: {when}")
+    print(f"lost      what was stored after the last upload: {_when(last_ms)}")
+    print(f"state     topics, groups and offsets are of {_when(state.time_ms)}; {behind:,} bytes of log are newer")
     if has_users:
         print("secrets   of users are not in the tier: copy config/acl.secrets, or set them again with `martlet acl`")
     for problem in done.problems:
         print(f"damaged   {problem}")
     print(f"next      start the broker with broker.name = {place.broker!r}, tiered.url and this data directory;")
-    print("          never start the old one again, which would take the tier over")
+    print("          as the user who owns the files; do not start the old one again: it would upload nothing")

@@ -27,6 +27,7 @@ from martlet_tiered.errors import TierError
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.footer import FileFooter, Span
 from martlet_tiered.objects import Objects
+from martlet_tiered.owners import Reach
 from martlet_tiered.reading.database import IndexDatabase, IndexedFile
 from martlet_tiered.reading.finder import SpanFinder
 from martlet_tiered.reading.sqlite_file import IndexDamaged
@@ -161,7 +162,7 @@ class TierIndex:
             self.finder.forget()
         self._work.set()
 
-    async def beginning(self, epoch: int, end: int) -> None:
+    async def beginning(self, epoch: int, reach: Reach) -> None:
         """Do nothing: the index learns of a range when it is committed."""
 
     async def committed(self, files: Sequence[DataFile], footers: Sequence[FileFooter]) -> None:

@@ -1,9 +1,9 @@
 """The state of a broker as an object of the tier: what a restore needs, and no uploaded record says.
 
-The object ``state/e3-268435456.state`` has the state at log position 268435456, stored in epoch 3: the files of the
+The object ``state/e3-268435456.state`` has the state up to log position 268435456, stored in epoch 3: the files of the
 broker's tables, where each queue continues, and where the log has to begin, so that sessions, groups, timers and
 transactions can be computed from the internal records that were uploaded. It counts once the table ends at this
-position or later.
+position or later; `Reach` says more.
 
 Layout: `HEADER`, little-endian (magic, version, bytes before the compression, CRC-32 of the rest), then MessagePack,
 compressed with zstd.
@@ -21,14 +21,28 @@ from msgspec import Struct
 from martlet.runtime.checksum import crc32
 from martlet_tiered.errors import ObjectDamaged, ObjectMissing
 from martlet_tiered.objects import Objects
+from martlet_tiered.owners import Reach
 
-__all__ = ["STATE_FOLDER", "BrokerState", "QueuePlace", "decode_state", "encode_state", "find_state", "store_state"]
+__all__ = [
+    "STATE_FOLDER",
+    "TABLE_PATH",
+    "BrokerState",
+    "QueuePlace",
+    "decode_state",
+    "encode_state",
+    "find_state",
+    "store_state",
+]
 
 STATE_FOLDER: Final = "state"
 STATE: Final = re.compile(r"e([1-9][0-9]{0,18})-(0|[1-9][0-9]{0,18})\.state")
 MAGIC: Final = b"MSTA"
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<4sIQI")
+# Far more than tables take; whoever can write to the store may not make a restore exhaust the memory.
+STATE_BYTES_MAX: Final = 1 << 30
+# The tables of the broker and its plugins.
+TABLE_PATH: Final = re.compile(r"config/[A-Za-z0-9][A-Za-z0-9_-]*\.json")
 # States that count and are kept, in case the newest one is damaged.
 KEPT: Final = 2
 
@@ -43,7 +57,7 @@ class QueuePlace(Struct, array_like=True, frozen=True):
 
 
 class BrokerState(Struct, frozen=True):
-    """The state of `broker` at log position `position`.
+    """The state of `broker` at log position `position`; `queues` may have messages up to `end`, which is not before.
 
     A log that begins at `log_start` has all records that the state is computed from. `segment_bytes` is the size of its
     files. `files` has the tables of the broker by their paths in the data directory, without secrets.
@@ -51,6 +65,7 @@ class BrokerState(Struct, frozen=True):
 
     broker: str
     position: int
+    end: int
     log_start: int
     segment_bytes: int
     time_ms: int
@@ -73,7 +88,7 @@ def decode_state(data: bytes) -> BrokerState:
     """Return the state in *data*.
 
     Raises:
-      ObjectDamaged: it is damaged, or of a later version.
+      ObjectDamaged: it is damaged, of a later version, or has other files than tables.
     """
     if len(data) < HEADER.size:
         raise ObjectDamaged(f"a state of a broker has {len(data)} bytes; {HEADER.size} is the least")
@@ -83,31 +98,41 @@ def decode_state(data: bytes) -> BrokerState:
     packed = memoryview(data)[HEADER.size :]
     if crc32(packed) != crc:
         raise ObjectDamaged("a state of a broker does not match its CRC")
+    if size > STATE_BYTES_MAX:
+        raise ObjectDamaged(f"a state of a broker has {size} bytes; {STATE_BYTES_MAX} is the limit")
     try:
-        return _DECODER.decode(pa.decompress(packed, size, codec="zstd"))
+        state = _DECODER.decode(pa.decompress(packed, size, codec="zstd"))
     except (pa.ArrowException, OSError, ValueError, msgspec.MsgspecError) as error:
         raise ObjectDamaged(f"a state of a broker cannot be decoded: {error}") from error
+    for path in state.files:
+        if not TABLE_PATH.fullmatch(path):
+            raise ObjectDamaged(f"a state of a broker has a file {path!r}, which is no table")
+    return state
 
 
-def store_state(objects: Objects, epoch: int, state: BrokerState, end: int) -> None:
-    """Store *state* of *epoch*, and remove older ones that nobody needs: the table ends at *end*.
+def store_state(objects: Objects, epoch: int, state: BrokerState, reach: Reach) -> None:
+    """Store *state* of *epoch*, and remove others that nobody needs, as *reach* says.
 
     Raises:
       TierError: the store cannot be used.
     """
-    objects.create(f"{STATE_FOLDER}/e{epoch}-{state.position}.state", encode_state(state))
-    for _, _, name in _listed(objects, end)[KEPT:]:
+    objects.create(f"{STATE_FOLDER}/e{epoch}-{state.end}.state", encode_state(state))
+    listed = _listed(objects)
+    useless = [name for of, position, name in listed if not reach.may_have(of, position)]
+    for name in useless + [name for of, position, name in listed if reach.has(of, position)][KEPT:]:
         objects.delete(name)
 
 
-def find_state(objects: Objects, end: int) -> tuple[BrokerState | None, list[str]]:
-    """Return the newest intact state of a table that ends at *end*, and why newer ones cannot be used.
+def find_state(objects: Objects, reach: Reach) -> tuple[BrokerState | None, list[str]]:
+    """Return the newest intact state that counts, as *reach* says, and why newer ones cannot be used.
 
     Raises:
       TierError: the store cannot be used.
     """
     problems: list[str] = []
-    for _, _, name in _listed(objects, end):
+    for epoch, position, name in _listed(objects):
+        if not reach.has(epoch, position):
+            continue
         try:
             return decode_state(objects.read(name)), problems
         except (ObjectDamaged, ObjectMissing) as error:
@@ -115,15 +140,11 @@ def find_state(objects: Objects, end: int) -> tuple[BrokerState | None, list[str
     return None, problems
 
 
-def _listed(objects: Objects, end: int) -> list[tuple[int, int, str]]:
-    """Return epoch, position and name of each state that counts, the newest first.
-
-    The last owner's come first, whatever their position: one that was replaced may have stored a state of messages that
-    it could not commit any more.
-    """
+def _listed(objects: Objects) -> list[tuple[int, int, str]]:
+    """Return epoch, position and name of each state, the newest first: the last owner's, whatever their position."""
     found = []
     for each in objects.list_folder(STATE_FOLDER):
         match = STATE.fullmatch(each.name.removeprefix(STATE_FOLDER + "/"))
-        if match and int(match[2]) <= end:
+        if match:
             found.append((int(match[1]), int(match[2]), each.name))
     return sorted(found, reverse=True)

@@ -18,7 +18,7 @@ from martlet.records.layout import RecordView
 from martlet.store.disk.files import Disk, atomic_write
 from martlet.store.format.light import is_light
 from martlet.store.format.notes import NOTES_TOPIC, QueueEnd, expiry_notes, offset_notes, read_note
-from martlet.store.read.cold import may_be_cold
+from martlet.store.read.cold import RESTORED_FILE, may_be_cold
 from martlet_tiered.errors import ObjectDamaged, ObjectMissing
 from martlet_tiered.files import DataFile
 from martlet_tiered.objects import Objects
@@ -28,11 +28,10 @@ from martlet_tiered.reading.table_files import TableFile, load_file
 from martlet_tiered.restore.broker_state import BrokerState
 from martlet_tiered.restore.sparse_log import HOST, SparseLog
 
-__all__ = ["RESTORED_FILE", "Restored", "make_directory", "restored_position"]
+__all__ = ["Restored", "make_directory", "restored_position"]
 
 T = TypeVar("T")
 
-RESTORED_FILE: Final = "config/tiered.restored"
 FILES_AT_ONCE: Final = 8
 NOTE_BYTES_MAX: Final = 256 << 10
 Report = Callable[[int, int], None]

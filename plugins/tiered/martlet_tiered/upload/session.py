@@ -6,6 +6,7 @@ from typing import Final, TypeAlias, final
 from martlet_tiered.errors import TierError
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.writing import TABLE_SCHEMA
+from martlet_tiered.owners import Owners, Reach
 from martlet_tiered.table import ColdTable
 
 __all__ = ["OpenTable", "UploadSession", "open_session"]
@@ -30,6 +31,11 @@ class UploadSession:
     def end(self) -> int | None:
         """The log position up to which ranges are in the table; None before the first."""
         return self.table.end
+
+    @property
+    def reach(self) -> Reach:
+        """Which states of the broker count."""
+        return self.table.reach
 
     def files(self) -> list[DataFile]:
         """Return the files of the table."""
@@ -59,15 +65,13 @@ class UploadSession:
         return ""
 
 
-def open_session(open_table: OpenTable, owner: str, last_epoch: int) -> UploadSession:
-    """Open the table and take it over, unless another owner did after *last_epoch*; that is 0 before the first session.
-
-    The names of all owners of one broker process have one begin: the part of *owner* before its ``/``.
+def open_session(open_table: OpenTable, owner: str, last: Owners) -> UploadSession:
+    """Open the table and take it over as *owner*, unless another data directory did after *last*.
 
     Raises:
-      Fenced: another broker has taken the table over since.
+      Fenced: another data directory has taken the table over since.
     """
     table = open_table()
     table.open(TABLE_SCHEMA)
-    table.take_over(owner, last_epoch)
+    table.take_over(owner, last)
     return UploadSession(table)

@@ -29,9 +29,11 @@ from martlet_tiered.config import TieredConfig, call_deadline_s
 from martlet_tiered.errors import Fenced, FileTooLarge, LogUnreadable
 from martlet_tiered.files import DataFile
 from martlet_tiered.format.footer import FileFooter
+from martlet_tiered.owners import Reach
 from martlet_tiered.table import ColdTable
 from martlet_tiered.upload.deleted import LiveQueues
 from martlet_tiered.upload.messages import FindRange, FoundRange, StoreRange
+from martlet_tiered.upload.ownership import Ownership
 from martlet_tiered.upload.process import UploadWorker
 from martlet_tiered.upload.progress import Trouble, UploadProgress
 from martlet_tiered.upload.session import OpenTable, UploadSession, open_session
@@ -71,8 +73,8 @@ class CommitFollower(Protocol):
         """Note that *files* are all files of the table: at the start, and after another program has changed it."""
         ...
 
-    async def beginning(self, epoch: int, end: int) -> None:
-        """Note that the next range will be uploaded in *epoch*, and begins at log position *end*."""
+    async def beginning(self, epoch: int, reach: Reach) -> None:
+        """Note that the next range will be uploaded in *epoch*; *reach* says which states of the broker count."""
         ...
 
     async def committed(self, files: Sequence[DataFile], footers: Sequence[FileFooter]) -> None:
@@ -114,7 +116,7 @@ class Uploader:
       follower: learns of each commit.
       upkeep: has its turn when no upload is due, and after each one, unless that is urgent.
       broker: the name of the broker.
-      owner: different for each process of any broker.
+      ownership: of the data directory of *store*.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class Uploader:
         follower: CommitFollower,
         upkeep: TableUpkeep,
         broker: str,
-        owner: str,
+        ownership: Ownership,
     ) -> None:
         self.released = 0
         self.progress = UploadProgress()
@@ -139,7 +141,7 @@ class Uploader:
         self._follower = follower
         self._upkeep = upkeep
         self._broker = broker
-        self._owner = owner
+        self._ownership = ownership
         deadline_s = call_deadline_s(config, COMMIT_REQUESTS)
         self._threads = IoThreads("the store of the cold tier", threads_max=2, deadline_s=deadline_s)
         self._live = LiveQueues(store)
@@ -147,7 +149,6 @@ class Uploader:
         self._wanted = 0  # retention waits for records before this log position
         self._pending_since: float | None = None  # on trio's clock; None: nothing was to be uploaded
         self._bytes_max = min(config.range_bytes, FILE_BYTES)
-        self._sessions = self._epoch = 0
         self._trouble = Trouble("the store of objects was not opened yet")
 
     # ---- retention
@@ -204,11 +205,9 @@ class Uploader:
         self._trouble.note(error, self.behind, is_defect=is_defect)
 
     async def _upload_in_session(self) -> None:
-        self._sessions += 1
-        owner = f"{self._owner}/{self._sessions}"
-        session = await self._threads.run(partial(open_session, self._open_table, owner, self._epoch))
-        self._epoch = session.epoch
+        session = await self._take_over()
         begin = self._begin_of(session)
+        await self._store.disk.off_loop(self._ownership.save)
         await self._follower.sync(await self._threads.run(session.files))
         self.released = begin
         self._trouble.text = ""
@@ -221,10 +220,17 @@ class Uploader:
                 await self._upkeep.step(session.table)
                 await self._tidy(session)
 
+    async def _take_over(self) -> UploadSession:
+        ownership = self._ownership
+        owner = await self._store.disk.off_loop(ownership.next_owner)
+        session = await self._threads.run(partial(open_session, self._open_table, owner, ownership.owners))
+        ownership.take(session.epoch)
+        return session
+
     async def _upload_ranges(self, session: UploadSession, worker: UploadWorker) -> None:
         """Upload a range, and more until there is none for a while, or upkeep is due."""
         while True:
-            await self._follower.beginning(session.epoch, self.released)
+            await self._follower.beginning(session.epoch, session.reach)
             await self._upload_range(session, worker)
             self._trouble.text = ""
             await self._tidy(session)
