@@ -272,6 +272,26 @@ async def test_a_broker_registers_all_topics_then_changes_and_all_again_every_30
     assert finish_now(elsewhere.server.table.index.names()) == []
 
 
+def register(server: NameServer, steps: Steps[tuple[Command, list[bytes]]]) -> None:
+    """Send the request that *steps* encode to *server*."""
+    command, body = finish_now(steps)
+    finish_now(answer(server, None, Command(command.code, command.ext, b"".join(body))))
+
+
+async def test_a_change_between_a_registration_and_its_encoding_reaches_the_name_server(harness: Harness) -> None:
+    server, topics = NameServer(NameServerConfig(), keep_nothing), harness.broker.topics
+    registrar = Registrar(harness.broker)
+    registrar.bound(ADDRESS)
+    create_standard_topics(harness.broker)
+    topics.ensure("T", 4)
+    steps = registrar.encode(registrar.all_topics())
+    topics.update("T", 9, 8)
+    register(server, steps)
+    assert queues_of(server, "T") == {"martlet": (4, 4)}
+    register(server, registrar.encode([topic for topic in registrar.all_topics() if topic.name == "T"]))
+    assert queues_of(server, "T") == {"martlet": (9, 8)}
+
+
 async def test_broker_with_many_topics_mostly_sends_heartbeats(
     autojump_clock: trio.testing.MockClock,
     harness: Harness,

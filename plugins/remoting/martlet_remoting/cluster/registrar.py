@@ -168,10 +168,11 @@ class Registrar:
         return len(self._broker.topics) <= FEW_TOPICS or rounds % WHOLE_EVERY == 0
 
     def encode(self, topics: Iterable[Topic]) -> Steps[tuple[Command, list[bytes]]]:
-        """Return the request that registers this broker with *topics*, and its body in pieces."""
-        table = ((topic.name, topic.as_json()) for topic in topics)
-        ext, body = yield from encode_registration(self.registration(complete=False), table)
-        return Command(RequestCode.REGISTER_BROKER, ext, language=ANSWER_LANGUAGE), body
+        """Return the request that registers this broker with *topics*, and its body in pieces.
+
+        Its version is that of the call: with a later one, the name server would take the next change for known.
+        """
+        return _encode(self.registration(complete=False), topics)
 
     def question(self) -> Command:
         """Return the request that asks whether this broker's topic version is known; it also counts as a heartbeat."""
@@ -336,6 +337,12 @@ class Registrar:
         if self._inside is not None:
             states[self._inside.address] = "unregistered" if self._is_stopped else REGISTERED
         return {"address": self._address, "nameservers": states}
+
+
+def _encode(registration: Registration, topics: Iterable[Topic]) -> Steps[tuple[Command, list[bytes]]]:
+    table = ((topic.name, topic.as_json()) for topic in topics)
+    ext, body = yield from encode_registration(registration, table)
+    return Command(RequestCode.REGISTER_BROKER, ext, language=ANSWER_LANGUAGE), body
 
 
 @final
