@@ -143,7 +143,9 @@ async def test_an_expired_day_leaves_the_table_and_its_queues_begin_later(tmp_pa
             assert found.place is not None
             assert found.place.span.first == queue.cold_from
             assert held.rewriter.progress.expired_files >= 6
-        assert tier_records(tier) == [pair for pair in before if pair in tier_records(tier)]
+        after = tier_records(tier)
+        assert 0 < len(after) < len(before)
+        assert after == [pair for pair in before if pair in after]
         async with tended(store, Place(tier), tmp_path) as held:
             await until(lambda: held.index.is_complete)
             assert store.queue("T", 0).cold_from == queue.cold_from
