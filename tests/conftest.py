@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler.loadfile import LoadFileScheduling
 
+from martlet.store.append.items import AppendItem, AppendResult
+from martlet.store.append.writer import Writer
 from martlet.store.disk.files import RealDisk
 from martlet_timer.handover import wheel_files
 
@@ -148,3 +150,17 @@ def no_collection() -> Iterator[None]:
     yield
     gc.enable()
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def appended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of messages of each call that appends."""
+    counts: list[int] = []
+    real = Writer.append_all
+
+    def counted(self: Writer, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
+        counts.append(len(items))
+        return real(self, items, atomic=atomic)
+
+    monkeypatch.setattr(Writer, "append_all", counted)
+    return counts

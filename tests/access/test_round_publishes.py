@@ -69,20 +69,6 @@ def _no_works() -> None:
     WORKS.clear()
 
 
-@pytest.fixture
-def appended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of messages of each call that appends."""
-    counts: list[int] = []
-    real = Writer.append_all
-
-    def counted(self: Writer, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
-        counts.append(len(items))
-        return real(self, items, atomic=atomic)
-
-    monkeypatch.setattr(Writer, "append_all", counted)
-    return counts
-
-
 async def test_two_protocols_get_the_results_of_their_own_messages_from_one_call(appended: list[int]) -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)

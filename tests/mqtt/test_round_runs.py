@@ -19,20 +19,6 @@ from martlet_mqtt.wire.codes import V4, V5, PacketType
 from martlet_mqtt.wire.packets import Ack, Connect, FilterSubscription, Packet, Pingreq, Publish, Subscribe
 
 
-@pytest.fixture
-def appended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of messages of each call that appends."""
-    counts: list[int] = []
-    real = Writer.append_all
-
-    def counted(self: Writer, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
-        counts.append(len(items))
-        return real(self, items, atomic=atomic)
-
-    monkeypatch.setattr(Writer, "append_all", counted)
-    return counts
-
-
 @asynccontextmanager
 async def broker(flush: str = "async", disk: FakeDisk | None = None) -> AsyncIterator[tuple[MqttBroker, Reads]]:
     store = small_config(flush=flush, flush_interval_ms=60_000)

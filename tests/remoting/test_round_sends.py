@@ -21,20 +21,6 @@ from .test_send_runs import answers, ready, receive, request, unique, usual
 BUSY = ResponseCode.SYSTEM_BUSY
 
 
-@pytest.fixture
-def appended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of messages of each call that appends."""
-    counts: list[int] = []
-    real = Writer.append_all
-
-    def counted(self: Writer, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
-        counts.append(len(items))
-        return real(self, items, atomic=atomic)
-
-    monkeypatch.setattr(Writer, "append_all", counted)
-    return counts
-
-
 def clients(harness: Harness, count: int, *topics: str) -> list[FakeClient]:
     return [ready(harness, *topics) for _ in range(count)]
 

@@ -17,20 +17,6 @@ from martlet_stomp.wire.errors import StompError
 Q = "/queue/q"
 
 
-@pytest.fixture
-def appended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of messages of each call that appends."""
-    counts: list[int] = []
-    real = Writer.append_all
-
-    def counted(self: Writer, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
-        counts.append(len(items))
-        return real(self, items, atomic=atomic)
-
-    monkeypatch.setattr(Writer, "append_all", counted)
-    return counts
-
-
 @asynccontextmanager
 async def broker() -> AsyncIterator[tuple[StompBroker, Reads]]:
     async with stomp_broker(Path("/data"), disk=FakeDisk()) as stomp:

@@ -157,10 +157,37 @@ def topics_and_groups(directory: Path) -> list[object]:
     return [json.loads((directory / f"config/{name}.json").read_text())[key] for name, key in files]
 
 
+async def leave_sessions(protocols: Protocols) -> None:
+    """Leave a session of MQTT with queued and retained messages, and a durable subscription of STOMP."""
+    talk = await protocols.mqtt.connect("c", expiry_s=30 * DAY_S)
+    await talk.subscribe("a/#", qos=1)
+    await leave(protocols.mqtt, talk, "c")
+    sender = await protocols.mqtt.connect("sender")
+    for body in BODIES[:5]:
+        await sender.publish("a/b", body, qos=1)
+    await sender.publish("a/kept", b"kept", qos=1, retain=True)
+    ann = await protocols.stomp.connect(client_id="ann")
+    await ann.subscribe("/topic/news", "auto", **{"activemq.subscriptionName": "news"})
+    await ann.disconnect()
+
+
+async def check_sessions(protocols: Protocols) -> None:
+    """Return to both, and get what was left."""
+    talk = await protocols.mqtt.connect("c", clean=False, expiry_s=30 * DAY_S, present=True)
+    assert await talk.payloads(6) == [*BODIES[:5], b"kept"]
+    other = await protocols.mqtt.connect("other")
+    await other.subscribe("a/kept", qos=0)
+    assert await other.payloads(1) == [b"kept"]
+
+    ann = await protocols.stomp.connect(client_id="ann")
+    await ann.subscribe("/topic/news", "auto", **{"activemq.subscriptionName": "news"})
+    assert await ann.bodies(10) == BODIES[:10]
+
+
 async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, local_tier: Tier) -> None:
     clock = ManualClock()
     async with running(tmp_path / "old", local_tier, clock) as (old, protocols):
-        broker, mqtt, stomp = old.broker, protocols.mqtt, protocols.stomp
+        broker = old.broker
         await old.publish("later", b"at last", TIMER_DELAY_SEC="3600")
         await old.publish("T", *BODIES)
         broker.groups.ensure("G")
@@ -171,16 +198,7 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, local
         assert len(taken) == 8
         for message in taken[:3]:
             assert (await client.ask(RequestCode.ACK_MESSAGE, ack_ext(message))).code == 0
-        talk = await mqtt.connect("c", expiry_s=30 * DAY_S)
-        await talk.subscribe("a/#", qos=1)
-        await leave(mqtt, talk, "c")
-        sender = await mqtt.connect("sender")
-        for body in BODIES[:5]:
-            await sender.publish("a/b", body, qos=1)
-        await sender.publish("a/kept", b"kept", qos=1, retain=True)
-        ann = await stomp.connect(client_id="ann")
-        await ann.subscribe("/topic/news", "auto", **{"activemq.subscriptionName": "news"})
-        await ann.disconnect()
+        await leave_sessions(protocols)
         await old.publish("news", *BODIES[:10])
         record = old.store.readers.read(old.store.queue("T", 0), 40, 1, 1 << 20)
         position = decode_records(b"".join(record.pieces))[0].position
@@ -199,7 +217,7 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, local
     assert code == 0, text
 
     async with running(tmp_path / "new", local_tier, clock) as (new, protocols):
-        broker, mqtt, stomp = new.broker, protocols.mqtt, protocols.stomp
+        broker = new.broker
         client = protocols.remoting()
         queue = new.store.queue("T", 0)
         assert (queue.first_offset, queue.local_from, queue.next_offset) == (0, COUNT, COUNT)
@@ -211,8 +229,9 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, local
         answer = await client.ask(RequestCode.QUERY_MESSAGE, dict(key))
         assert [each.body for each in decode_records(answer.body)] == [BODIES[5]]
 
-        answer = await client.ask(RequestCode.POP_MESSAGE, pop_ext("P"))
-        assert answer.remark == "NO_MESSAGE_IN_QUEUE", "they are leased"
+        assert (await client.ask(RequestCode.POP_MESSAGE, pop_ext("P"))).remark == "NO_MESSAGE_IN_QUEUE", (
+            "they are leased"
+        )
         for message in taken[3:]:
             ext = ack_ext(message, invisibleTime="1")
             answer = await client.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
@@ -223,17 +242,7 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, local
             answer = await client.ask(RequestCode.POP_MESSAGE, pop_ext("P", pollTime="15000"))
             again += [message.body for message in popped(answer)]
         assert sorted(again) == BODIES[3:8]
-
-        talk = await mqtt.connect("c", clean=False, expiry_s=30 * DAY_S, present=True)
-        assert await talk.payloads(6) == [*BODIES[:5], b"kept"]
-        other = await mqtt.connect("other")
-        await other.subscribe("a/kept", qos=0)
-        assert await other.payloads(1) == [b"kept"]
-
-        ann = await stomp.connect(client_id="ann")
-        await ann.subscribe("/topic/news", "auto", **{"activemq.subscriptionName": "news"})
-        assert await ann.bodies(10) == BODIES[:10]
-
+        await check_sessions(protocols)
         await until(lambda: new.store.queue("later", 0).next_offset == 1)
 
         await new.publish("T", b"new")

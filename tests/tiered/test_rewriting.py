@@ -195,7 +195,7 @@ async def test_a_store_that_returns_other_data_is_noticed(
 
 
 class Tended:
-    """An uploader with an index, whose upkeep looks for deleted topics when it is told to."""
+    """An uploader with an index; tests start each look for deleted topics."""
 
     def __init__(self, store: Store, place: Place, folder: Path, **settings: Any) -> None:
         self.store = store
@@ -463,7 +463,7 @@ async def test_purges_end_when_another_broker_takes_the_table_over(tmp_path: Pat
 
 
 class Incomplete(Followed):
-    """An index that knows what it is told to know."""
+    """An index whose knowledge of deletions a test sets."""
 
     known: tuple[Sequence[str], dict[str, int]] | None = None
 

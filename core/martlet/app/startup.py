@@ -163,11 +163,7 @@ async def _run_with_store(
     for name, projections in results["martlet_projections"]:
         for projection in projections:
             broker.projections.add(name, projection)
-    tier = cold_tier_of(results)
-    if tier is None:
-        require_cold_tier(store)
-    else:
-        store.use_cold_tier(tier[1])
+    tier = _take_cold_tier(store, results)
     plugins.reloaded += (broker.authentication.changed, broker.rules.changed)
     authenticate, now_ms = broker.authentication.authenticate, clock.now_ms
     server = Server(config.server, store, stats, authenticate, broker.turns, now_ms=now_ms)
@@ -212,6 +208,16 @@ async def _run_with_store(
     if problem:
         text = f"data directory {str(config.data)!r} is on a full disk; the last changes are lost: {problem}"
         raise StoreError(f"{text}; free some space before the next start")
+
+
+def _take_cold_tier(store: Store, results: dict[str, list[tuple[str, Any]]]) -> tuple[str, ColdTier] | None:
+    """Return the cold tier of the plugins, which *store* uses from now on; None without one."""
+    tier = cold_tier_of(results)
+    if tier is None:
+        require_cold_tier(store)
+    else:
+        store.use_cold_tier(tier[1])
+    return tier
 
 
 async def _replay(broker: Broker, stop: trio.Event, tier: tuple[str, ColdTier] | None) -> bool:

@@ -289,7 +289,7 @@ class TierIndex:
     # ---- what the store knows
 
     async def _tell(self) -> None:
-        """Tell the store the first offset of each queue, in slices; what is newer is told later."""
+        """Tell the store the first offset of each queue, in slices, after any call that began earlier."""
         async with self._telling:
             await self._tell_firsts()
 
